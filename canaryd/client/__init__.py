@@ -1,1 +1,1 @@
-
+"""The engine side: begin, end, snapshot; never blocks and never raises into the engine."""

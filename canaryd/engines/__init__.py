@@ -1,1 +1,1 @@
-
+"""Adapters that call the client for one engine each."""

@@ -1,1 +1,1 @@
-
+"""Mapping an engine's KV pool: memory handles, bounds, regions."""

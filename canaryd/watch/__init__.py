@@ -1,1 +1,1 @@
-
+"""The pure core: ledger, suspects, findings and pace."""

@@ -1,1 +1,1 @@
-
+"""Messages, framing, sockets and the announce page."""

@@ -33,7 +33,7 @@ class Identity(_Record):
     cp: int = 0
 
 
-class CudaIpcMemory(_Record, tag="cuda_ipc", tag_field="kind"):
+class CudaIpcMemory(_Record, tag="cuda_ipc", tag_field="kind", frozen=True):
     """GPU memory by raw CUDA IPC handle.
 
     `handle` is the 64-byte handle of the allocation's base; the memory described is `size` bytes that start
@@ -47,7 +47,7 @@ class CudaIpcMemory(_Record, tag="cuda_ipc", tag_field="kind"):
     generation: int = 0
 
 
-class HostShmMemory(_Record, tag="host_shm", tag_field="kind"):
+class HostShmMemory(_Record, tag="host_shm", tag_field="kind", frozen=True):
     """Host shared memory by file descriptor, number `fd_index` of those sent on the side connection.
 
     The memory described is `size` bytes that start `offset` bytes into the file.
@@ -98,7 +98,7 @@ class GroupSpec(_Record):
     table: Literal["announced", "device"] = "announced"
 
 
-class Attach(_Record, tag="attach", tag_field="kind"):
+class Attach(_Record, tag="attach", tag_field="kind", frozen=True):
     """First message of a session."""
 
     identity: Identity
@@ -167,7 +167,7 @@ class Copies(_Record):
     destinations: Column
 
 
-class Begin(_Record, tag="begin", tag_field="kind"):
+class Begin(_Record, tag="begin", tag_field="kind", frozen=True):
     """Sent before an op may write anything. `scope` None: it may write anywhere."""
 
     op: int
@@ -175,7 +175,7 @@ class Begin(_Record, tag="begin", tag_field="kind"):
     scope: list[PageSet] | None = None
 
 
-class End(_Record, tag="end", tag_field="kind"):
+class End(_Record, tag="end", tag_field="kind", frozen=True):
     """Sent after the op's last write is complete. The lists apply in the order in which they stand here."""
 
     op: int
@@ -189,7 +189,7 @@ class End(_Record, tag="end", tag_field="kind"):
     freed: list[PageSet] = []
 
 
-class Snapshot(_Record, tag="snapshot", tag_field="kind"):
+class Snapshot(_Record, tag="snapshot", tag_field="kind", frozen=True):
     """The engine's whole state at this point of the stream, in answer to `Resync`.
 
     `cached` are pages outside every row whose content is still in use (idle cached prefixes).
@@ -200,7 +200,7 @@ class Snapshot(_Record, tag="snapshot", tag_field="kind"):
     cached: list[PageSet]
 
 
-class Beat(_Record, tag="beat", tag_field="kind"):
+class Beat(_Record, tag="beat", tag_field="kind", frozen=True):
     """Liveness only; not numbered."""
 
 
@@ -210,14 +210,14 @@ ToDaemon = Attach | Begin | End | Snapshot | Beat
 # --- answers --------------------------------------------------------------------------------------------------------
 
 
-class Attached(_Record, tag="attached", tag_field="kind"):
+class Attached(_Record, tag="attached", tag_field="kind", frozen=True):
     """The attachment stands. `described_ratio`: share of the memory that regions describe (0 to 1)."""
 
     described_ratio: float
     scheme: str
 
 
-class Refused(_Record, tag="refused", tag_field="kind"):
+class Refused(_Record, tag="refused", tag_field="kind", frozen=True):
     """The attachment was refused; the client tries again later, at low cost."""
 
     reason: str
@@ -225,17 +225,17 @@ class Refused(_Record, tag="refused", tag_field="kind"):
     remedy: str
 
 
-class Resync(_Record, tag="resync", tag_field="kind"):
+class Resync(_Record, tag="resync", tag_field="kind", frozen=True):
     """Please send a `Snapshot`."""
 
     cause: str
 
 
-class WhoAreYou(_Record, tag="who_are_you", tag_field="kind"):
+class WhoAreYou(_Record, tag="who_are_you", tag_field="kind", frozen=True):
     """This session is not known: attach again."""
 
 
-class Rejected(_Record, tag="rejected", tag_field="kind"):
+class Rejected(_Record, tag="rejected", tag_field="kind", frozen=True):
     """Frame number `seq` was not accepted."""
 
     seq: int
@@ -249,7 +249,7 @@ ToEngine = Attached | Refused | Resync | WhoAreYou | Rejected
 # --- the side connection --------------------------------------------------------------------------------------------
 
 
-class Hello(_Record, tag="hello", tag_field="kind"):
+class Hello(_Record, tag="hello", tag_field="kind", frozen=True):
     """First datagram on the side connection. Its ancillary data carries file descriptors: number 0 is the
     announce page; `HostShmMemory.fd_index` counts in the same list, so the first pool has number 1."""
 
@@ -257,7 +257,7 @@ class Hello(_Record, tag="hello", tag_field="kind"):
     fds: int
 
 
-class Welcome(_Record, tag="welcome", tag_field="kind"):
+class Welcome(_Record, tag="welcome", tag_field="kind", frozen=True):
     """The side connection stands."""
 
 

@@ -1,0 +1,1 @@
+"""Canary plan, write, verify and digest kernels, each beside a torch reference."""

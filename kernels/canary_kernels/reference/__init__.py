@@ -1,0 +1,1 @@
+"""Vectorised torch references; also the backend of host pools."""

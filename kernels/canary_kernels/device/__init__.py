@@ -1,0 +1,1 @@
+"""Triton device code, imported only when a Triton backend is asked for."""
