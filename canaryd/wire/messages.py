@@ -23,7 +23,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 # --- attach ---------------------------------------------------------------------------------------------------------
 
 
-class Identity(_Record):
+class Identity(_Record, frozen=True):
     """Who is speaking: one rank of one engine."""
 
     engine: str
@@ -61,7 +61,7 @@ class HostShmMemory(_Record, tag="host_shm", tag_field="kind", frozen=True):
 Memory = CudaIpcMemory | HostShmMemory
 
 
-class RegionSpec(_Record):
+class RegionSpec(_Record, frozen=True):
     """One strided piece of a group: for each slot `pieces * piece_bytes` bytes.
 
     Byte address of piece i of slot (page p, offset o): `memory + offset + p*page_stride + o*slot_stride +
@@ -81,7 +81,7 @@ class RegionSpec(_Record):
     part: Literal["k", "v", "kv", "scale", "index", "state"] = "kv"
 
 
-class GroupSpec(_Record):
+class GroupSpec(_Record, frozen=True):
     """Slots that share one index space.
 
     `reserved` are half-open slot ranges that may be written and must not be owned. `ring` > 0: position p of a
@@ -116,14 +116,14 @@ class Attach(_Record, tag="attach", tag_field="kind", frozen=True):
 # --- the stream -----------------------------------------------------------------------------------------------------
 
 
-class PageSet(_Record):
+class PageSet(_Record, frozen=True):
     """Pages of one group."""
 
     group: int
     pages: Column
 
 
-class RowOpen(_Record):
+class RowOpen(_Record, frozen=True):
     """A row that opens, or a row of a snapshot, in one group.
 
     `pages` in row order cover at least positions 0 to `length - 1`; `length` tokens are already in the pool
@@ -139,7 +139,7 @@ class RowOpen(_Record):
     ids: Column = b""
 
 
-class Remap(_Record):
+class Remap(_Record, frozen=True):
     """The row's page list is, from page index `start` on, replaced by `pages`."""
 
     row: str
@@ -148,7 +148,7 @@ class Remap(_Record):
     pages: Column
 
 
-class Writes(_Record):
+class Writes(_Record, frozen=True):
     """Tokens written in one group: `counts[i]` consecutive entries of the columns belong to `rows[i]`."""
 
     group: int
@@ -159,7 +159,7 @@ class Writes(_Record):
     slots: Column
 
 
-class Copies(_Record):
+class Copies(_Record, frozen=True):
     """Slots copied inside one group, all of the group's regions."""
 
     group: int
