@@ -1,37 +1,59 @@
+# The two commands of the README are `make demo` and `make test`; each does all set-up itself.
 PYTHON ?= python3
-VENV := .venv
 ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help venv demo test test-gpu lint format
+# A test that hangs prints every thread's stack and ends the run, instead of using up the CI's time.
+PYTEST_LIMITS := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
+
+# GPU tests run in the virtual environment if its torch was built for CUDA, else with the system's python.
+GPU_PYTHON = $(shell $(BIN)/python -c 'import torch; assert torch.version.cuda' 2>/dev/null && echo $(BIN)/python || echo $(PYTHON))
+
+.PHONY: help venv demo test test-operations test-gpu lint format
 
 help:
-	@echo "make demo [ARGS=...]   real engine + daemon, inject faults, print what was found"
-	@echo "make test              lint, types and tests (no GPU needed)"
-	@echo "make test-gpu          what needs a GPU; fails without one"
-	@echo "make venv              the virtual environment that the others use"
+	@echo "make demo [ARGS=...]    a real engine and the daemon: inject faults, print what was found"
+	@echo "make test [ARGS=...]    lint, types and all tests that need no GPU"
+	@echo "make test-operations    alerts against a real Prometheus and Alertmanager; fails without them"
+	@echo "make test-gpu           what needs a GPU; fails without one"
+	@echo "make lint, make format  ruff and mypy; ruff's fixes"
+	@echo "make venv               the virtual environment in $(VENV) that the others use"
+	@echo "PYTHON=python3.12       chooses the interpreter (3.11 or later)"
 
 venv: $(VENV)/.ready
 
 $(VENV)/.ready: requirements-dev.txt pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -q -r requirements-dev.txt
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -q --no-deps -e .
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "canaryd needs Python 3.11 or later, and '$(PYTHON)' is older or missing." >&2; \
+	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot create virtual environments: its ensurepip or venv module is missing." >&2; \
+	  echo "On Debian and Ubuntu: sudo apt-get install python3-venv" >&2; exit 1; }
+	@echo "Setting up $(VENV) (once; later runs skip this)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -r requirements-dev.txt
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
 
 demo: venv
-	$(VENV)/bin/canaryd demo $(ARGS)
+	$(BIN)/canaryd demo $(ARGS)
 
 lint: venv
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 format: venv
-	$(VENV)/bin/ruff check --fix .
-	$(VENV)/bin/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 test: lint
-	$(VENV)/bin/python -m pytest -m "not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_LIMITS) $(ARGS)
+
+test-operations: venv
+	CANARYD_TEST_OPERATIONS=1 $(BIN)/python -m pytest -m operations $(PYTEST_LIMITS) $(ARGS)
 
 test-gpu:
-	$(PYTHON) -m pytest -m gpu $(ARGS)
+	CANARYD_TEST_GPU=1 PYTHONPATH=.:kernels $(GPU_PYTHON) -m pytest -m gpu $(ARGS)
