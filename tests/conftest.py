@@ -75,7 +75,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} must not be skipped here: {reason}"
-    return report  # noqa: B901 - a hook wrapper returns the result
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
