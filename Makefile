@@ -16,7 +16,7 @@ GPU_PYTHON = $(shell $(BIN)/python -c 'import torch; assert torch.version.cuda' 
 help:
 	@echo "make demo [ARGS=...]    a real engine and the daemon: inject faults, print what was found"
 	@echo "make test [ARGS=...]    lint, types and all tests that need no GPU"
-	@echo "make test-operations    alerts against a real Prometheus and Alertmanager; fails without them"
+	@echo "make test-operations    alerts against a real Prometheus, image; fails without Debian's packages"
 	@echo "make test-gpu           what needs a GPU; fails without one"
 	@echo "make lint, make format  ruff and mypy; ruff's fixes"
 	@echo "make venv               the virtual environment in $(VENV) that the others use"

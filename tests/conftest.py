@@ -20,8 +20,8 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
 POISON = 0xA5
-OPERATIONS_PROGRAMS = ("promtool", "prometheus", "prometheus-alertmanager")
-OPERATIONS_REMEDY = "sudo apt-get install prometheus prometheus-alertmanager"
+OPERATIONS_PROGRAMS = ("promtool", "prometheus", "prometheus-alertmanager", "gcc")
+OPERATIONS_REMEDY = "sudo apt-get install prometheus prometheus-alertmanager gcc libc6-dev python3-dev"
 GPU_REQUIRED = os.environ.get("CANARYD_TEST_GPU") == "1"
 OPERATIONS_REQUIRED = os.environ.get("CANARYD_TEST_OPERATIONS") == "1" or os.environ.get("CI") == "true"
 
@@ -82,7 +82,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     missing = _missing_programs()
     if missing and not OPERATIONS_REQUIRED:
         terminalreporter.section("operations tests did not run", yellow=True)
-        terminalreporter.line(f"Alert tests need {', '.join(missing)}. On Debian and Ubuntu: {OPERATIONS_REMEDY}")
+        terminalreporter.line(f"They need {', '.join(missing)}. On Debian and Ubuntu: {OPERATIONS_REMEDY}")
 
 
 # --- seeds and memory -----------------------------------------------------------------------------------------------
