@@ -128,15 +128,15 @@ OFFENDERS: list[tuple[Rule, str, str]] = [
     (no_forbidden_words, "a.py", "socket.recv_pyo" + "bj()\n"),
     (no_forbidden_words, "a.py", "yaml.lo" + "ad(text)\n"),
     (open_ends_name_an_issue, "a.py", "# TO" + "DO: later\n"),
-    (no_machine_paths, "a.md", "see /wo" + "rk/main/x\n"),
+    (no_machine_paths, "README.md", "see /wo" + "rk/main/x\n"),
     (no_machine_paths, "a.txt", "https://py" + "pi.org/simple\n"),
     (no_vague_modules, "canaryd/utils.py", ""),
     (no_vague_modules, "canaryd/helpers/x.py", ""),
     (python_files_are_short, "a.py", "x = 1\n" * (PYTHON_LINES_MAX + 1)),
     (named_documents_exist, "a.py", "# see NOWHERE" + ".md for more\n"),
-    (make_targets_exist, "a.md", "run `make coffee` first"),
-    (links_lead_somewhere, "a.md", "[x](docs/nothing-here" + ".md)"),
-    (links_lead_somewhere, "a.md", "# Title\n[x](#other)"),
+    (make_targets_exist, "README.md", "run `make coffee` first"),
+    (links_lead_somewhere, "README.md", "[x](docs/nothing-here" + ".md)"),
+    (links_lead_somewhere, "README.md", "# Title\n[x](#other)"),
 ]
 RULES = list(dict.fromkeys(rule for rule, _, _ in OFFENDERS))
 
