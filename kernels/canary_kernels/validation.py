@@ -28,12 +28,9 @@ KERNELS = frozenset(
         # the native fingerprint
         "items",
         "digest",
-        "fold",
-        "chain",
         "stamp",
         "compare",
         "links",
-        "locate",
     }
 )
 """Legal values of `KernelArgumentError.kernel`."""
@@ -98,19 +95,27 @@ ARGUMENTS = frozenset(
         "write_req_capacity",
         "write_seed_slot_indices",
         # the native fingerprint
-        "counters",
+        "count",
         "digests",
-        "group",
-        "items",
-        "keys",
+        "digests_out",
+        "first_offsets",
+        "first_positions",
+        "first_prev_slots",
+        "generations",
+        "heads",
+        "item_offsets",
         "layout",
-        "namespaces",
-        "out",
+        "page_offsets",
+        "pages",
+        "prev_slots",
         "records",
+        "region_bytes_out",
         "rows",
+        "run_numbers",
         "seeds",
         "slots",
         "sums",
+        "sums_out",
         "tokens",
     }
 )

@@ -1,0 +1,44 @@
+"""The slot record: 64 bytes per slot, the first 32 laid out as in SGLang's in-engine canary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from canary_kernels.constants import RECORD_BYTES
+
+FIELDS = RECORD_BYTES // 8
+TOKEN, POSITION, PREV_HASH, DIGEST, SUM, GENERATION, FLAGS, SPARE = range(FIELDS)
+
+STAMPED = 1
+"""`flags` bit: the record was written by a stamp. Records without it are never judged by their links."""
+CHAIN_UNKNOWN = 2
+"""`flags` bit: the stamp did not know the token, so neither token nor chain of this slot can be judged."""
+
+OUT_OF_RANGE_SLOT = (1 << 63) - 1
+"""Slot number of an item whose page or page-list index is out of range; never dereferenced."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotRecord:
+    """One record on the host; 64-bit hashes as int64 bits."""
+
+    token: int
+    position: int
+    prev_hash: int
+    digest: int
+    sum: int
+    generation: int
+    flags: int
+    spare: int
+
+    @property
+    def stamped(self) -> bool:
+        """Whether a stamp wrote this record."""
+        return bool(self.flags & STAMPED)
+
+
+def allocate_records(num_slots: int, device: torch.device) -> torch.Tensor:
+    """Records of a group: int64 [num_slots, 8], none of them stamped."""
+    return torch.zeros((num_slots, FIELDS), dtype=torch.int64, device=device)
