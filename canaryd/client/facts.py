@@ -1,0 +1,127 @@
+"""What an adapter says about its engine: the final set of an op and the state of a snapshot.
+
+Columns of integers may be lists, `array.array`, numpy arrays, CPU tensors or memoryviews of any integer type, or raw
+little-endian int64 as bytes. They are copied when the call is made, so the engine may reuse its buffers at once.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from canaryd.wire.messages import Copies, PageSet, Remap, RowOpen, Writes
+
+Ints = bytes | bytearray | memoryview | Iterable[int]
+
+
+def column(values: Ints) -> bytes:
+    """The values as a wire column: a copy, int64, little-endian, in C order.
+
+    Raises TypeError for what is not integers, OverflowError for an integer of more than 64 bits, ValueError for raw
+    bytes whose number is not a multiple of 8.
+    """
+    if isinstance(values, bytes | bytearray):
+        return _raw(bytes(values))
+    if isinstance(values, memoryview):
+        return _raw(values.tobytes()) if values.format == "B" else _from_integers(values.tolist())
+    if isinstance(values, list | tuple | range | array.array):
+        return _from_integers(values)
+    return _from_array(values)
+
+
+def _from_integers(values: Iterable[int]) -> bytes:
+    return array.array("q", values).tobytes()
+
+
+def _raw(data: bytes) -> bytes:
+    if len(data) % 8:
+        raise ValueError(f"raw columns hold 8 bytes per value, got {len(data)} bytes")
+    return data
+
+
+def _from_array(values: Any) -> bytes:
+    """numpy arrays and CPU tensors, by what they can do: neither library is imported for this."""
+    if hasattr(values, "numpy") and hasattr(values, "untyped_storage"):
+        values = values.numpy()  # a tensor; raises TypeError for one that is on a GPU
+    interface = getattr(values, "__array_interface__", None)
+    if isinstance(interface, dict):
+        kind = interface["typestr"]
+        if kind == "<i8":
+            return bytes(values.tobytes())
+        if kind[1] not in "iu":
+            raise TypeError(f"columns hold integers, got an array of {kind}")
+        return _from_integers(values.reshape(-1).tolist())
+    return _from_integers(values)
+
+
+@dataclass(kw_only=True)
+class Final:
+    """The facts of one op, in the order in which the daemon applies them.
+
+    Fill it with the methods below, or give wire structs whose columns are bytes.
+    """
+
+    closed: list[str] = field(default_factory=list)
+    opened: list[RowOpen] = field(default_factory=list)
+    remaps: list[Remap] = field(default_factory=list)
+    voids: list[PageSet] = field(default_factory=list)
+    writes: list[Writes] = field(default_factory=list)
+    copies: list[Copies] = field(default_factory=list)
+    freed: list[PageSet] = field(default_factory=list)
+
+    def close(self, row: str) -> None:
+        """The row has ended, in every group."""
+        self.closed.append(row)
+
+    def open(self, row: str, group: int, pages: Ints, length: int, *, namespace: int = 0, ids: Ints = b"") -> None:
+        """A row opens in `group`: `pages` in row order, `length` tokens already in the pool, `ids` known from 0 on."""
+        self.opened.append(row_open(row, group, pages, length, namespace=namespace, ids=ids))
+
+    def remap(self, row: str, group: int, start: int, pages: Ints) -> None:
+        """From page index `start` on the row's page list is replaced by `pages`."""
+        self.remaps.append(Remap(row=row, group=group, start=start, pages=column(pages)))
+
+    def void(self, group: int, pages: Ints) -> None:
+        """Pages handed out or zeroed: their content is undefined until it is written."""
+        self.voids.append(PageSet(group=group, pages=column(pages)))
+
+    def write(self, group: int, rows: list[str], *, counts: Ints, positions: Ints, tokens: Ints, slots: Ints) -> None:
+        """Tokens written: `counts[i]` consecutive entries of the columns belong to `rows[i]`."""
+        self.writes.append(
+            Writes(
+                group=group,
+                rows=list(rows),
+                counts=column(counts),
+                positions=column(positions),
+                tokens=column(tokens),
+                slots=column(slots),
+            )
+        )
+
+    def copy(self, group: int, sources: Ints, destinations: Ints) -> None:
+        """Slots copied inside one group, all of its regions."""
+        self.copies.append(Copies(group=group, sources=column(sources), destinations=column(destinations)))
+
+    def free(self, group: int, pages: Ints) -> None:
+        """Pages returned to the engine's allocator."""
+        self.freed.append(PageSet(group=group, pages=column(pages)))
+
+
+@dataclass(kw_only=True)
+class SnapshotState:
+    """An engine's state at one moment: rows with all that was written, and pages of idle cached prefixes."""
+
+    rows: list[RowOpen] = field(default_factory=list)
+    cached: list[PageSet] = field(default_factory=list)
+
+
+def row_open(row: str, group: int, pages: Ints, length: int, *, namespace: int = 0, ids: Ints = b"") -> RowOpen:
+    """A `RowOpen` from any kind of integers."""
+    return RowOpen(row=row, group=group, pages=column(pages), length=length, namespace=namespace, ids=column(ids))
+
+
+def page_set(group: int, pages: Ints) -> PageSet:
+    """A `PageSet` from any kind of integers."""
+    return PageSet(group=group, pages=column(pages))

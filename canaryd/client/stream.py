@@ -1,0 +1,81 @@
+"""The ordered stream of one session: numbers, the announce page and the bounded queue.
+
+The order of three steps is the whole point: a message gets its number, the announce page is raised to it, and only
+then is the message queued. Whoever reads the page after a burst therefore knows of every message that could describe
+a write before that moment, wherever the message is stuck.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from canaryd.wire.announce import AnnouncePage
+from canaryd.wire.messages import Begin, End, Snapshot
+
+StreamMessage = Begin | End | Snapshot
+
+
+class Stream:
+    """Numbers and queues the messages of one session. Every method wants the client's lock to be held.
+
+    Args:
+        limit: most messages that wait in the queue.
+        limit_bytes: most bytes of columns that wait in the queue.
+    """
+
+    def __init__(self, *, limit: int, limit_bytes: int) -> None:
+        self._limit = limit
+        self._limit_bytes = limit_bytes
+        self._queue: deque[tuple[int, int, StreamMessage]] = deque()
+        self._queued_bytes = 0
+        self._page: AnnouncePage | None = None
+        self.number = 0
+        """Number of the last message of this session, sent or dropped."""
+        self.dropped = 0
+        """Messages dropped because the queue was full, of all sessions."""
+
+    @property
+    def live(self) -> bool:
+        """Whether a session stands: messages put now have a reader."""
+        return self._page is not None
+
+    def open(self, page: AnnouncePage) -> None:
+        """A session begins: numbers restart, what an older session left is discarded."""
+        self.close()
+        self._page = page
+
+    def close(self) -> None:
+        """The session is over."""
+        self._page = None
+        self._queue.clear()
+        self._queued_bytes = 0
+        self.number = 0
+
+    def put(self, message: StreamMessage, size: int) -> None:
+        """Number, announce, then queue `message`, which holds about `size` bytes; dropped if the queue is full."""
+        page = self._page
+        if page is None:
+            return
+        self.number += 1
+        page.raise_to(self.number)
+        if len(self._queue) >= self._limit or self._queued_bytes + size > self._limit_bytes:
+            # its number is used up: the reader sees the gap and asks for a snapshot
+            self.dropped += 1
+            return
+        self._queued_bytes += size
+        self._queue.append((self.number, size, message))
+
+    def peek(self) -> tuple[int, StreamMessage] | None:
+        """The oldest waiting message and its number."""
+        if not self._queue:
+            return None
+        number, _, message = self._queue[0]
+        return number, message
+
+    def pop(self) -> None:
+        """Remove the message that `peek` showed."""
+        _, size, _ = self._queue.popleft()
+        self._queued_bytes -= size
+
+    def __len__(self) -> int:
+        return len(self._queue)

@@ -1,0 +1,102 @@
+"""Mapping an engine's memory into the worker: host memory by descriptor, GPU memory by CUDA IPC handle."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+
+from canaryd.errors import AttachRefused, RefusalReason
+from canaryd.wire.messages import CudaIpcMemory, HostShmMemory, Memory
+
+
+class MappedPool:
+    """Mapped memories of one attachment.
+
+    `tensors` are 1-D uint8, one per memory of the attachment, on the memory's device. Read-only use. Drop every
+    tensor and view made from them *before* `close`: what points into a closed mapping crashes the process.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._unmap: list[Callable[[], None]] = []
+
+    def add(self, tensor: torch.Tensor, unmap: Callable[[], None]) -> None:
+        """One more memory and what unmaps it."""
+        self.tensors.append(tensor)
+        self._unmap.append(unmap)
+
+    def close(self) -> None:
+        """Unmap everything. May be called twice."""
+        self.tensors.clear()
+        while self._unmap:
+            self._unmap.pop()()
+
+
+def map_memories(memories: Sequence[Memory], fds: Sequence[int], *, device_uuid: str | None) -> MappedPool:
+    """Map every memory of an attachment.
+
+    Args:
+        memories: as described in the attach message.
+        fds: descriptors of the hello, number 0 the announce page; they stay the caller's.
+        device_uuid: UUID of the worker's GPU; None for the worker of host pools.
+
+    Raises AttachRefused; nothing stays mapped then.
+    """
+    pool = MappedPool()
+    try:
+        for memory in memories:
+            if isinstance(memory, HostShmMemory):
+                _map_host(pool, memory, fds, device_uuid)
+            else:
+                _map_cuda(pool, memory, device_uuid)
+    except BaseException:
+        pool.close()
+        raise
+    return pool
+
+
+def _map_host(pool: MappedPool, memory: HostShmMemory, fds: Sequence[int], device_uuid: str | None) -> None:
+    if device_uuid is not None:
+        raise AttachRefused(
+            RefusalReason.MEMORY_KIND,
+            "The attachment mixes host memory with GPU memory.",
+            "Attach host pools and GPU pools as separate engines.",
+        )
+    if not 1 <= memory.fd_index < len(fds):
+        raise AttachRefused(
+            RefusalReason.HANDLE_INVALID,
+            f"Host memory names descriptor {memory.fd_index}, and the side connection carried {len(fds)}.",
+            "Send one descriptor for each host memory behind the announce page.",
+        )
+    fd = fds[memory.fd_index]
+    end = memory.offset + memory.size
+    try:
+        size = os.fstat(fd).st_size
+        if end > size:
+            raise AttachRefused(
+                RefusalReason.MEMORY_SIZE,
+                f"Host memory ends at byte {end} of a file of {size} bytes.",
+                "Describe memory that the shared file holds.",
+            )
+        # whole pages from the page that holds the first byte; PROT_READ makes a write of ours a crash, not damage
+        start = memory.offset - memory.offset % mmap.ALLOCATIONGRANULARITY
+        mapping = mmap.mmap(fd, end - start, mmap.MAP_SHARED, mmap.PROT_READ, offset=start)
+    except (OSError, ValueError) as error:
+        raise AttachRefused(
+            RefusalReason.HANDLE_INVALID,
+            f"Host memory cannot be mapped: {error}.",
+            "Export the pool as a shared memory file that stays open for reading.",
+        ) from error
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        tensor = torch.frombuffer(mapping, dtype=torch.uint8, count=memory.size, offset=memory.offset - start)
+    # no explicit munmap: the tensor holds the buffer, and the mapping ends with its last view
+    pool.add(tensor, lambda: None)
+
+
+def _map_cuda(pool: MappedPool, memory: CudaIpcMemory, device_uuid: str | None) -> None:
+    raise NotImplementedError
