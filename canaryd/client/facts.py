@@ -87,7 +87,9 @@ class Final:
         """Pages handed out or zeroed: their content is undefined until it is written."""
         self.voids.append(PageSet(group=group, pages=column(pages)))
 
-    def write(self, group: int, rows: list[str], *, counts: Ints, positions: Ints, tokens: Ints, slots: Ints) -> None:
+    def write(  # noqa: PLR0917 - the order is that of the wire's `Writes`
+        self, group: int, rows: list[str], counts: Ints, positions: Ints, tokens: Ints, slots: Ints
+    ) -> None:
         """Tokens written: `counts[i]` consecutive entries of the columns belong to `rows[i]`."""
         self.writes.append(
             Writes(

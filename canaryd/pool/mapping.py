@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from canaryd.errors import AttachRefused, RefusalReason
+from canaryd.errors import AttachRefused, BackendError, RefusalReason
+from canaryd.pool.cuda_driver import CudaCallFailed, uuid_digits
+from canaryd.pool.handles import OpenHandles, open_handles
 from canaryd.wire.messages import CudaIpcMemory, HostShmMemory, Memory
 
 
@@ -30,19 +32,32 @@ class MappedPool:
         self._unmap.append(unmap)
 
     def close(self) -> None:
-        """Unmap everything. May be called twice."""
+        """Unmap everything. May be called twice.
+
+        Raises BackendError if an unmapping failed; the others were tried all the same. Memory then stays pinned until
+        this process ends.
+        """
         self.tensors.clear()
+        failed: list[CudaCallFailed] = []
         while self._unmap:
-            self._unmap.pop()()
+            try:
+                self._unmap.pop()()
+            except CudaCallFailed as error:
+                failed.append(error)
+        if failed:
+            raise BackendError(f"{len(failed)} memories could not be unmapped: {failed[0]}") from failed[0]
 
 
-def map_memories(memories: Sequence[Memory], fds: Sequence[int], *, device_uuid: str | None) -> MappedPool:
+def map_memories(
+    memories: Sequence[Memory], fds: Sequence[int], *, device_uuid: str | None, handles: OpenHandles | None = None
+) -> MappedPool:
     """Map every memory of an attachment.
 
     Args:
         memories: as described in the attach message.
         fds: descriptors of the hello, number 0 the announce page; they stay the caller's.
         device_uuid: UUID of the worker's GPU; None for the worker of host pools.
+        handles: this process's opened CUDA handles; None: those of the real driver.
 
     Raises AttachRefused; nothing stays mapped then.
     """
@@ -52,7 +67,7 @@ def map_memories(memories: Sequence[Memory], fds: Sequence[int], *, device_uuid:
             if isinstance(memory, HostShmMemory):
                 _map_host(pool, memory, fds, device_uuid)
             else:
-                _map_cuda(pool, memory, device_uuid)
+                _map_cuda(pool, memory, device_uuid, handles)
     except BaseException:
         pool.close()
         raise
@@ -98,5 +113,38 @@ def _map_host(pool: MappedPool, memory: HostShmMemory, fds: Sequence[int], devic
     pool.add(tensor, lambda: None)
 
 
-def _map_cuda(pool: MappedPool, memory: CudaIpcMemory, device_uuid: str | None) -> None:
-    raise NotImplementedError
+def _map_cuda(pool: MappedPool, memory: CudaIpcMemory, device_uuid: str | None, handles: OpenHandles | None) -> None:
+    if device_uuid is None:
+        raise AttachRefused(
+            RefusalReason.MEMORY_KIND,
+            "The attachment mixes GPU memory with host memory.",
+            "Attach host pools and GPU pools as separate engines.",
+        )
+    if uuid_digits(memory.gpu_uuid) != uuid_digits(device_uuid):
+        raise AttachRefused(
+            RefusalReason.GPU_NOT_VISIBLE,
+            f"The memory is on {memory.gpu_uuid}, and this worker has {device_uuid}.",
+            "Attach each rank with the memory of one GPU.",
+        )
+    if handles is None:
+        handles = open_handles()
+    device = handles.device(device_uuid)
+    address, size = handles.open(device, memory.handle)
+
+    def unmap() -> None:
+        handles.close(device, memory.handle)
+
+    end = memory.offset + memory.size
+    if end > size:
+        unmap()
+        raise AttachRefused(
+            RefusalReason.MEMORY_SIZE,
+            f"GPU memory ends at byte {end} of an allocation of {size} bytes.",
+            "Describe memory that the allocation holds.",
+        )
+    try:
+        tensor = handles.driver.view(device, address + memory.offset, memory.size)
+    except BaseException:
+        unmap()
+        raise
+    pool.add(tensor, unmap)
