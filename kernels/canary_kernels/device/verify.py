@@ -1,0 +1,180 @@
+"""The verify kernel in Triton, and its launch; the arguments are those of the launcher, already checked."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from canary_kernels.context import VerifyOrWriteContext, VerifyPlan, hashed_sources, slot_limit
+from canary_kernels.device.real_kv import SOURCE_SCALARS, fold_sources, source_arguments
+from canary_kernels.device.records import (
+    POSITION,
+    PREV_HASH,
+    REAL_HASH,
+    TOKEN,
+    load_field,
+    next_hash,
+    record_rows,
+    records_are_aligned,
+)
+
+_BLOCK = 128
+
+
+@triton.jit(
+    do_not_specialize=["stride", "num_slots", "slot_limit", "capacity", "ring_capacity", "kind", *SOURCE_SCALARS]
+)
+def canary_verify_kernel(
+    buffer,
+    slots,
+    prevs,
+    expected_tokens,
+    expected_positions,
+    num_valid,
+    enable,
+    ring,
+    ring_index,
+    slot_counter,
+    kernel_counter,
+    rows_0,
+    rows_1,
+    rows_2,
+    rows_3,
+    row_words_0: tl.int64,
+    page_size_0: tl.int64,
+    token_words_0: tl.int64,
+    read_words_0: tl.int64,
+    row_words_1: tl.int64,
+    page_size_1: tl.int64,
+    token_words_1: tl.int64,
+    read_words_1: tl.int64,
+    row_words_2: tl.int64,
+    page_size_2: tl.int64,
+    token_words_2: tl.int64,
+    read_words_2: tl.int64,
+    row_words_3: tl.int64,
+    page_size_3: tl.int64,
+    token_words_3: tl.int64,
+    read_words_3: tl.int64,
+    stride: tl.int64,
+    num_slots: tl.int64,
+    slot_limit: tl.int64,
+    capacity: tl.int64,
+    ring_capacity: tl.int64,
+    kind: tl.int64,
+    NUM_SOURCES: tl.constexpr,
+    CHECK_TOKEN: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Stored record of each entry against mix3(predecessor), expected position and token, and the fold of its bytes.
+
+    A tile of entries per program, one lane each. Reads the plan, the entry's record, its predecessor's and the source
+    bytes; writes the counters and a row per failing entry.
+
+    Floor: 32 bytes of plan, 56 of records and the hashed bytes per entry.
+    """
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    active = tl.load(num_valid).to(tl.int64)
+    active = tl.minimum(tl.maximum(active, 0), capacity)
+    active = tl.where(tl.load(enable) != 0, active, 0)
+    if tl.program_id(0) == 0:
+        tl.atomic_add(kernel_counter, 1, sem="relaxed")
+        tl.atomic_add(slot_counter, active, sem="relaxed")
+    if first < active:
+        entry = first + tl.arange(0, BLOCK)  # [BLOCK]
+        mask = entry < active
+        slot = tl.load(slots + entry, mask=mask, other=0)
+        mask = mask & (slot != 0)
+        prev = tl.load(prevs + entry, mask=mask, other=0)
+        expected_position = tl.load(expected_positions + entry, mask=mask, other=0)
+        expected_token = tl.full((BLOCK,), -1, tl.int64)
+        if CHECK_TOKEN:
+            expected_token = tl.load(expected_tokens + entry, mask=mask, other=-1)
+
+        inside = mask & (slot >= 0) & (slot < slot_limit)
+        token = load_field(buffer, stride, slot, TOKEN, inside, ALIGNED)
+        position = load_field(buffer, stride, slot, POSITION, inside, ALIGNED)
+        chain_hash = load_field(buffer, stride, slot, PREV_HASH, inside, ALIGNED)
+        real_hash = load_field(buffer, stride, slot, REAL_HASH, inside, ALIGNED)
+        real = fold_sources(
+            slot,
+            inside,
+            rows_0,
+            rows_1,
+            rows_2,
+            rows_3,
+            row_words_0,
+            page_size_0,
+            token_words_0,
+            read_words_0,
+            row_words_1,
+            page_size_1,
+            token_words_1,
+            read_words_1,
+            row_words_2,
+            page_size_2,
+            token_words_2,
+            read_words_2,
+            row_words_3,
+            page_size_3,
+            token_words_3,
+            read_words_3,
+            NUM_SOURCES,
+        )
+        # slot 0 is padding: a predecessor there says nothing about the chain
+        expected_hash = next_hash(buffer, stride, num_slots, prev, inside & (prev != 0), ALIGNED)
+        expected_hash = tl.where((prev == 0) | (prev >= num_slots), chain_hash, expected_hash)
+
+        bits = tl.where(chain_hash != expected_hash, 1, 0)
+        bits = bits | tl.where(position != expected_position, 2, 0)
+        bits = bits | tl.where(real_hash != real, 4, 0)
+        bits = bits | tl.where((expected_token != -1) & (token != expected_token), 32, 0)
+        bits = bits | tl.where(prev >= num_slots, 64, 0)
+        bits = tl.where(inside, bits, 64)
+        record_rows(
+            ring,
+            ring_capacity,
+            ring_index,
+            mask & (bits != 0),
+            kind,
+            slot,
+            position,
+            token,
+            expected_token,
+            chain_hash,
+            tl.where(inside, expected_hash, 0),
+            bits.to(tl.int64),
+        )
+
+
+def run_canary_verify(*, context: VerifyOrWriteContext, plan: VerifyPlan, check_verify_expected_token: bool) -> None:
+    """See `launch_canary_verify_kernel`."""
+    buffer = context.canary_buf
+    sources = hashed_sources(context)
+    capacity = plan.verify_slot_indices.shape[0]
+    # one program even for no capacity: the launch itself is counted
+    canary_verify_kernel[(max(1, triton.cdiv(capacity, _BLOCK)),)](
+        buffer,
+        plan.verify_slot_indices,
+        plan.verify_prev_slot_indices,
+        plan.verify_expected_tokens,
+        plan.verify_expected_positions,
+        plan.verify_num_valid,
+        plan.enable,
+        context.violation_ring,
+        context.violation_write_index,
+        context.slot_run_counter,
+        context.kernel_run_counter,
+        *source_arguments(sources, buffer),
+        buffer.shape[1],
+        buffer.shape[0],
+        slot_limit(buffer.shape[0], sources),
+        capacity,
+        context.violation_ring.shape[0],
+        int(context.kernel_kind),
+        NUM_SOURCES=len(sources),
+        CHECK_TOKEN=bool(check_verify_expected_token),
+        ALIGNED=records_are_aligned(buffer),
+        BLOCK=_BLOCK,
+    )
