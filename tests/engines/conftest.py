@@ -1,0 +1,88 @@
+"""A real engine under a recording client."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from canaryd.demo.models import ModelKind, batching_config, build_model, generation_config
+from canaryd.engines.transformers.attachment import Attachment
+
+from .recorder import RecordingClient
+
+
+class Engine:
+    """A manager with the adapter attached; `recorder` after the first step."""
+
+    def __init__(self, manager: Any) -> None:
+        self.manager = manager
+        self.recorders: list[RecordingClient] = []
+        self.attachment = Attachment(manager, self._connect)
+
+    def _connect(self, **description: Any) -> RecordingClient:
+        recorder = RecordingClient(self.manager.batch_processor.cache, **description)
+        self.recorders.append(recorder)
+        return recorder
+
+    @property
+    def recorder(self) -> RecordingClient:
+        return self.recorders[-1]
+
+    def finish(self, count: int) -> list[Any]:
+        """Results of `count` requests."""
+        results = []
+        while len(results) < count:
+            result = self.manager.get_result(timeout=0.2)
+            if result is not None and result.is_finished():
+                results.append(result)
+            assert self.manager.background_thread_status.fatal_error is None
+        return results
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Engine]]:
+    """Start an engine of a kind; it is stopped, and its recorder checked, at the end of the test."""
+    engines: list[Engine] = []
+
+    def starter(
+        kind: ModelKind = "llama",
+        *,
+        attach_first: bool = True,
+        max_new_tokens: int = 12,
+        sequences: int = 1,
+        **config: Any,
+    ) -> Engine:
+        model = build_model(kind, seed=5)
+        manager = model.init_continuous_batching(
+            generation_config=generation_config(
+                max_new_tokens=max_new_tokens, sample=sequences > 1, sequences=sequences
+            ),
+            continuous_batching_config=batching_config(**({"num_blocks": 64, "seed": 7} | config)),
+        )
+        engine = Engine(manager)
+        engines.append(engine)
+        manager.start()
+        return engine
+
+    yield starter
+    for engine in engines:
+        with contextlib.suppress(RuntimeError):
+            engine.manager.stop(block=True)
+        engine.attachment.close()
+        for recorder in engine.recorders:
+            assert recorder.violations == []
+
+
+def prompts(seed: int, count: int, *, shared: int, longest: int) -> list[list[int]]:
+    """Prompts of which most begin with the same `shared` tokens."""
+    draw = random.Random(seed)
+    head = [draw.randrange(1, 900) for _ in range(shared)]
+    made = []
+    for number in range(count):
+        tail = [draw.randrange(1, 900) for _ in range(draw.randrange(1, longest))]
+        made.append((head if number % 4 else []) + tail)
+    return made
