@@ -1,0 +1,424 @@
+"""What engines send: side connections, attachments and the frames of the stream. Nothing is acted on unproven."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import zmq
+
+from canaryd.control import Detach, Frame, Map, Mapped, NeedSnapshot, NotMapped
+from canaryd.errors import AttachRefused, RefusalReason, UnknownSession, WireError
+from canaryd.findings import FindingsFile
+from canaryd.logs import event_logger
+from canaryd.supervisor.sessions import (
+    EngineRecord,
+    Session,
+    State,
+    device_of,
+    info_of,
+    label_of,
+    process_key,
+)
+from canaryd.supervisor.workers import WorkerProcess
+from canaryd.tallies import Tally
+from canaryd.wire import framing, limits
+from canaryd.wire.messages import Attach, Attached, Beat, Refused, Rejected, Resync, ToEngine, Welcome, WhoAreYou
+from canaryd.wire.side import SideConnection, SideListener, close_fds
+
+log = event_logger(__name__)
+
+GREETING_SECONDS = 5.0
+FRAMES_PER_TURN = 512
+_MAX_RECORDS_PER_SESSION = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntakeRules:
+    """Who may attach, and when silence counts; seconds."""
+
+    uids: frozenset[int]
+    max_sessions: int
+    stalled_after: float
+    keep_gone: float
+
+
+@dataclass
+class _Greeting:
+    side: SideConnection
+    deadline: float
+
+
+@dataclass
+class Intake:
+    """Sessions and engine records, and the only code that changes them. Used under the supervisor's lock.
+
+    `find_worker` gives the worker of a device, or raises AttachRefused.
+    """
+
+    rules: IntakeRules
+    router: zmq.Socket[bytes]
+    listener: SideListener
+    findings: FindingsFile
+    find_worker: Callable[[str, float], WorkerProcess]
+    tally: Tally = field(default_factory=Tally)
+    sessions: dict[bytes, Session] = field(default_factory=dict)
+    records: dict[tuple[str, str], EngineRecord] = field(default_factory=dict)
+    _greetings: list[_Greeting] = field(default_factory=list)
+
+    def adopt_open_findings(self, now: float) -> None:
+        """At start: engines of an earlier run whose findings still stand are known, as gone, until they return."""
+        for finding in self.findings.open:
+            key = (finding.engine, finding.gpu_uuid)
+            record = self.records.setdefault(key, EngineRecord(*key, ended=now, was_attached=True))
+            record.process = finding.process
+
+    def descriptors(self) -> list[int]:
+        """Descriptors to poll, besides the router's."""
+        return [
+            self.listener.fileno(),
+            *(each.side.fileno() for each in self._greetings),
+            *(each.side.fileno() for each in self.sessions.values()),
+        ]
+
+    # --- side connections -------------------------------------------------------------------------------------------
+
+    def serve_side(self, now: float) -> None:
+        """Accept, greet, and see which engines died."""
+        while (side := self._accept()) is not None:
+            if side.peer.uid not in self.rules.uids:
+                self._refuse_side(
+                    side,
+                    AttachRefused(
+                        RefusalReason.PEER_CREDENTIALS,
+                        f"The engine runs as user {side.peer.uid}, which may not attach here.",
+                        "Run it as the daemon's user, or add the user to peers.uids.",
+                    ),
+                )
+            elif len(self.sessions) + len(self._greetings) >= self.rules.max_sessions:
+                self._refuse_side(
+                    side,
+                    AttachRefused(
+                        RefusalReason.LIMIT,
+                        f"{self.rules.max_sessions} engine ranks are connected, which is the limit.",
+                        "Raise engines.max_sessions.",
+                    ),
+                )
+            else:
+                self._greetings.append(_Greeting(side, now + GREETING_SECONDS))
+        self._greetings = [each for each in self._greetings if not self._greet(each, now)]
+        for session in [each for each in self.sessions.values() if each.side.peer_is_gone()]:
+            self.end_session(session, "the engine's process ended or hung up", now)
+
+    def _accept(self) -> SideConnection | None:
+        try:
+            return self.listener.accept()
+        except OSError as error:
+            log.warning("a side connection could not be accepted", error=str(error))
+            return None
+
+    def _greet(self, greeting: _Greeting, now: float) -> bool:
+        """Whether this connection needs no more waiting: it became a session, or it was closed."""
+        side = greeting.side
+        try:
+            received = side.receive_hello()
+        except WireError as error:
+            self._reject(error)
+            self._answer_side(side, Refused(reason=error.reason, cause=str(error), remedy="Use a matching client."))
+            side.close()
+            return True
+        except OSError:
+            side.close()
+            return True
+        if received is None:
+            if now < greeting.deadline:
+                return False
+            log.warning("a side connection said nothing and is closed", pid=side.peer.pid)
+            side.close()
+            return True
+        hello, fds = received
+        if hello.session in self.sessions:
+            close_fds(fds)
+            self._refuse_side(
+                side,
+                AttachRefused(
+                    RefusalReason.IDENTITY_TAKEN, "The session has a side connection.", "Begin a new session."
+                ),
+            )
+            return True
+        session = Session(hello.session, side, fds, process_key(side.peer.pid), last_contact=now)
+        self.sessions[hello.session] = session
+        if not self._answer_side(side, Welcome()):
+            self.end_session(session, "it hung up while it was greeted", now)
+        return True
+
+    @staticmethod
+    def _answer_side(side: SideConnection, answer: Welcome | Refused) -> bool:
+        try:
+            side.answer(answer)
+        except OSError:
+            return False
+        return True
+
+    def _refuse_side(self, side: SideConnection, refusal: AttachRefused) -> None:
+        self._count_refusal(refusal, engine="?")
+        self._answer_side(side, _refused(refusal))
+        side.close()
+
+    def end_session(self, session: Session, cause: str, now: float) -> None:
+        """Forget the session: its worker unmaps the pool at once."""
+        self.sessions.pop(session.token, None)
+        record = session.engine
+        if record is not None and record.session is session:
+            self._detach(record, session, cause, now)
+            if record.state is not State.REFUSED:
+                self._enter(record, State.GONE, cause)
+            record.ended = now
+            record.end_seen = not session.sent_away
+            record.session = None
+        session.close()
+
+    def _detach(self, record: EngineRecord, session: Session, cause: str, now: float) -> None:
+        if not session.forwarding:
+            return
+        session.forwarding = False
+        lost = record.lose_stamps(session.token)
+        if lost:
+            log.warning("coverage lost", engine=record.label, device=record.device, stamps=lost, cause=cause)
+        try:
+            worker = self.find_worker(record.device, now)
+        except AttachRefused:
+            return  # no worker, no mapping
+        if worker.send(Detach(session=session.token, cause=cause), force=True):
+            worker.expect_unmapped(session.token, now)
+
+    # --- frames -----------------------------------------------------------------------------------------------------
+
+    def serve_frames(self, now: float) -> bool:
+        """Take frames from the router, at most `FRAMES_PER_TURN`; whether more may wait."""
+        for _ in range(FRAMES_PER_TURN):
+            try:
+                peer, *parts = self.router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            self._take_frame(peer, parts, now)
+        return True
+
+    def _take_frame(self, peer: bytes, parts: list[bytes], now: float) -> None:
+        header = framing.Header(bytes(limits.SESSION_BYTES), 0)
+        try:
+            if parts:
+                header = framing.parse_header(parts[0])
+            header, message = framing.decode_to_daemon(parts)
+            if isinstance(message, Attach):
+                self._take_attach(peer, header.session, message, parts[1], now)
+                return
+            session = self.sessions.get(header.session)
+            if session is None or not session.forwarding or session.engine is None:
+                raise UnknownSession("this session is not attached; attach again")
+            session.check_order(header.seq, message)
+        except UnknownSession as error:
+            self._reject(error)
+            self._send(peer, header.session, WhoAreYou())
+            return
+        except WireError as error:
+            self._reject(error)
+            self._send(peer, header.session, Rejected(seq=header.seq, reason=error.reason, detail=str(error)[:1000]))
+            return
+        record = session.engine
+        session.last_contact = now
+        record.last_contact_unix = time.time()
+        record.tally.count("canaryd_engine_messages_total", type(message).__struct_config__.tag)  # type: ignore[arg-type]
+        if record.state is State.STALLED:
+            self._enter(record, State.ATTACHED, "it speaks again")
+        forwarded = self._worker_send(record, Frame(session=session.token, seq=header.seq, body=parts[1]), now)
+        if not forwarded and not isinstance(message, Beat):
+            record.tally.count("canaryd_engine_frames_dropped_total")
+
+    def _worker_send(self, record: EngineRecord, frame: Frame, now: float) -> bool:
+        try:
+            return self.find_worker(record.device, now).send(frame)
+        except AttachRefused:
+            return False
+
+    def _reject(self, error: WireError) -> None:
+        self.tally.count("canaryd_engine_messages_rejected_total", error.reason)
+        log.debug("frame rejected", reason=error.reason, detail=str(error))
+
+    def _send(self, peer: bytes, token: bytes, answer: ToEngine) -> None:
+        try:
+            self.router.send_multipart([peer, *framing.encode(token, 0, answer)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.warning("an answer could not be sent", error=str(error))
+
+    # --- attaching --------------------------------------------------------------------------------------------------
+
+    def _take_attach(self, peer: bytes, token: bytes, attach: Attach, body: bytes, now: float) -> None:
+        self.tally.count("canaryd_attach_attempts_total")
+        label = label_of(attach.identity)
+        if token not in self.sessions:
+            self.serve_side(now)  # its hello may lie in the listener's backlog
+        session = self.sessions.get(token)
+        try:
+            self._attach(session, peer, label, attach, body, now)
+        except AttachRefused as refusal:
+            self._count_refusal(refusal, engine=label)
+            self._send(peer, token, _refused(refusal))
+
+    def _attach(
+        self, session: Session | None, peer: bytes, label: str, attach: Attach, body: bytes, now: float
+    ) -> None:
+        if session is None:
+            raise AttachRefused(
+                RefusalReason.NO_SIDE_CONNECTION,
+                "The session has no side connection, so the engine's death could not be seen.",
+                "Connect side.sock with the same session first.",
+            )
+        if session.engine is not None:
+            raise AttachRefused(
+                RefusalReason.IDENTITY_TAKEN, "The session has attached before.", "Begin a new session to attach again."
+            )
+        for other in self.sessions.values():
+            if other is not session and other.engine is not None and other.engine.label == label:
+                raise AttachRefused(
+                    RefusalReason.IDENTITY_TAKEN,
+                    f"A living engine is attached as {label!r}.",
+                    "Give each engine its own name, and each rank its own numbers.",
+                )
+        record = self._record(label, device_of(attach), now)
+        session.engine, session.peer = record, peer
+        record.session, record.ended, record.refusal = session, None, ""
+        record.info = info_of(attach)
+        record.last_contact_unix = time.time()
+        session.last_contact = now
+        self._close_findings_of_earlier(record, session.process)
+        record.process, record.end_seen = session.process, False
+        record.tally.count("canaryd_engine_messages_total", "attach")
+        self._enter(record, State.ATTACHING, "it asked for it")
+        try:
+            worker = self.find_worker(record.device, now)
+            if not worker.send(Map(session=session.token, engine=label, body=body), session.fds):
+                raise AttachRefused(
+                    RefusalReason.WORKER_UNAVAILABLE,
+                    f"The worker of {record.device} is being started.",
+                    "The client tries again by itself.",
+                )
+        except AttachRefused as refusal:
+            self._refuse(record, refusal)
+            raise
+        session.forwarding = True
+
+    def _record(self, label: str, device: str, now: float) -> EngineRecord:
+        record = self.records.get((label, device))
+        if record is None:
+            if len(self.records) >= _MAX_RECORDS_PER_SESSION * self.rules.max_sessions:
+                ended = [each for each in self.records.values() if each.ended is not None]
+                if ended:
+                    self._forget(min(ended, key=lambda each: each.ended or now), "too many engines are known")
+            record = self.records[label, device] = EngineRecord(label, device)
+        return record
+
+    def _close_findings_of_earlier(self, record: EngineRecord, process: str) -> None:
+        """Findings speak of one process's memory: they end when another one attaches under its name."""
+        another = record.end_seen and not process  # a process that cannot be identified, after one that ended
+        closed = self.findings.close_where(
+            lambda each: (each.engine, each.gpu_uuid) == record.key and (each.process != process or another),
+            cause="the engine was restarted",
+        )
+        if closed:
+            log.info("findings closed", engine=record.label, count=closed, cause="the engine was restarted")
+
+    def _refuse(self, record: EngineRecord, refusal: AttachRefused) -> None:
+        record.refusal = f"{refusal.cause} {refusal.remedy}"
+        self._enter(record, State.REFUSED, record.refusal)
+
+    def _count_refusal(self, refusal: AttachRefused, *, engine: str) -> None:
+        self.tally.count("canaryd_attach_failures_total", refusal.refusal.value)
+        log.warning("attachment refused", engine=engine, reason=refusal.refusal.value, detail=str(refusal))
+
+    # --- what workers say -------------------------------------------------------------------------------------------
+
+    def mapped(self, message: Mapped) -> None:
+        """The worker attached the pool: tell the client, and ask for a snapshot."""
+        session = self.sessions.get(message.session)
+        if session is None or session.engine is None:
+            return
+        record = session.engine
+        record.info["scheme"] = message.scheme
+        record.described_ratio = message.described_ratio
+        record.slots, record.size = message.slots, message.size
+        record.was_attached = True
+        self._enter(record, State.ATTACHED, f"{message.slots} slots, {message.size} bytes")
+        self._send(
+            session.peer, session.token, Attached(described_ratio=message.described_ratio, scheme=message.scheme)
+        )
+        self._send(session.peer, session.token, Resync(cause="attached"))
+
+    def not_mapped(self, message: NotMapped) -> None:
+        """The worker refused the pool."""
+        session = self.sessions.get(message.session)
+        if session is None or session.engine is None:
+            return
+        session.forwarding = False
+        refused = message.refused
+        refusal = AttachRefused(RefusalReason(refused.reason), refused.cause, refused.remedy)
+        self._count_refusal(refusal, engine=session.engine.label)
+        self._refuse(session.engine, refusal)
+        self._send(session.peer, session.token, refused)
+
+    def need_snapshot(self, message: NeedSnapshot) -> None:
+        """The worker's core lost track."""
+        session = self.sessions.get(message.session)
+        if session is not None:
+            log.info("snapshot asked for", engine=session.engine.label if session.engine else "?", cause=message.cause)
+            self._send(session.peer, session.token, Resync(cause=message.cause))
+
+    def worker_lost(self, device: str) -> None:
+        """The device's worker is replaced: its clients are told to attach again."""
+        for session in list(self.sessions.values()):
+            record = session.engine
+            if record is None or record.device != device or not session.forwarding:
+                continue
+            session.forwarding, session.sent_away = False, True
+            lost = record.lose_stamps(session.token)
+            log.warning("coverage lost", engine=record.label, device=device, stamps=lost, cause="worker replaced")
+            self._enter(record, State.ATTACHING, "its worker is replaced")
+            self._send(session.peer, session.token, WhoAreYou())
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Silence and retention."""
+        for session in self.sessions.values():
+            record = session.engine
+            silent = now - session.last_contact > self.rules.stalled_after
+            if record is not None and record.state is State.ATTACHED and silent:
+                self._enter(record, State.STALLED, f"nothing was heard for {self.rules.stalled_after:g} s")
+        for record in list(self.records.values()):
+            if record.ended is not None and now - record.ended > self.rules.keep_gone:
+                self._forget(record, "the engine is gone")
+
+    def _forget(self, record: EngineRecord, cause: str) -> None:
+        del self.records[record.key]
+        closed = self.findings.close_where(lambda each: (each.engine, each.gpu_uuid) == record.key, cause=cause)
+        log.info("engine forgotten", engine=record.label, device=record.device, findings_closed=closed, cause=cause)
+
+    @staticmethod
+    def _enter(record: EngineRecord, state: State, why: str) -> None:
+        if record.state is not state:
+            record.state = state
+            log.info(f"engine {state.value}", engine=record.label, device=record.device, why=why)
+
+    def close(self) -> None:
+        """Hang up on everyone: clients look for the next daemon."""
+        for greeting in self._greetings:
+            greeting.side.close()
+        for session in self.sessions.values():
+            session.close()
+        self._greetings.clear()
+        self.sessions.clear()
+
+
+def _refused(refusal: AttachRefused) -> Refused:
+    return Refused(reason=refusal.refusal.value, cause=refusal.cause, remedy=refusal.remedy)

@@ -1,0 +1,161 @@
+"""Sessions of clients, and the engines that they speak for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from canaryd.control import HOST, Distribution, Series
+from canaryd.errors import AttachRefused, OutOfOrder, RefusalReason
+from canaryd.tallies import Key, Tally
+from canaryd.wire.messages import Attach, Beat, CudaIpcMemory, Identity, ToDaemon
+from canaryd.wire.side import SideConnection, close_fds
+
+
+class State(StrEnum):
+    """Where an engine is; the values of `canaryd_engine_state`."""
+
+    ATTACHING = "attaching"
+    ATTACHED = "attached"
+    STALLED = "stalled"
+    REFUSED = "refused"
+    GONE = "gone"
+
+
+@dataclass
+class Session:
+    """One connection of one client.
+
+    `fds` are the side connection's descriptors, owned here; `process` identifies the peer; `peer` is its address at the
+    router. `forwarding`: frames go to the worker. `sent_away`: told to attach again, so its hanging up is no death.
+    """
+
+    token: bytes
+    side: SideConnection
+    fds: list[int]
+    process: str
+    peer: bytes = b""
+    engine: EngineRecord | None = None
+    last_seq: int = 0
+    last_contact: float = 0.0
+    forwarding: bool = False
+    sent_away: bool = False
+
+    def check_order(self, seq: int, message: ToDaemon) -> None:
+        """Accept the frame's number. Raises OutOfOrder, and then changes nothing."""
+        if isinstance(message, Beat):
+            if seq < self.last_seq:
+                raise OutOfOrder(f"a beat carries the last number, {self.last_seq} or higher, got {seq}")
+            return
+        if seq <= self.last_seq:
+            raise OutOfOrder(f"frame {seq} came after frame {self.last_seq}")
+        self.last_seq = seq
+
+    def close(self) -> None:
+        """Hang up and close every descriptor."""
+        self.side.close()
+        close_fds(self.fds)
+        self.fds = []
+
+
+@dataclass
+class EngineRecord:
+    """One engine rank on one device: outlives its sessions, so that counters go on.
+
+    `process` identifies the engine's process; `ended` is when its last session ended (monotonic seconds), `end_seen`
+    whether that was the process's own end. `size` is the bytes of the attached memory.
+    """
+
+    label: str
+    device: str
+    tally: Tally = field(default_factory=Tally)
+    session: Session | None = None
+    state: State = State.GONE
+    info: dict[str, str] = field(default_factory=dict)
+    process: str = ""
+    ended: float | None = None
+    end_seen: bool = False
+    last_contact_unix: float | None = None
+    gauges: dict[Key, float] = field(default_factory=dict)
+    described_ratio: float | None = None
+    slots: int = 0
+    size: int = 0
+    refusal: str = ""
+    was_attached: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The values of the labels engine and gpu_uuid."""
+        return self.label, self.device
+
+    def take_report(self, source: bytes, counters: list[Series], gauges: list[Series], d: list[Distribution]) -> None:
+        """Replace what the running session reported before."""
+        self.tally.report(source, counters, d)
+        self.gauges = {(each.name, each.labels): each.value for each in gauges}
+
+    def lose_stamps(self, source: bytes) -> int:
+        """The session's watch ended: keep its counters, forget its gauges; returns the stamps that are lost."""
+        lost = int(self.gauges.get(("canaryd_slots", ("settled",)), 0.0))
+        self.tally.count("canaryd_stamps_lost_total", by=lost)
+        self.tally.retire(source)
+        self.gauges = {}
+        return lost
+
+
+def label_of(identity: Identity) -> str:
+    """The `engine` label: the engine's name, with its ranks where they are not all zero (`name:dp1:tp3`)."""
+    ranks = {"dp": identity.dp, "pp": identity.pp, "tp": identity.tp, "cp": identity.cp}
+    return identity.engine + "".join(f":{name}{rank}" for name, rank in ranks.items() if rank)
+
+
+def device_of(attach: Attach) -> str:
+    """The one device that holds all of the pool: a GPU's UUID, or `HOST`. Raises AttachRefused for a mixture."""
+    devices = {memory.gpu_uuid if isinstance(memory, CudaIpcMemory) else HOST for memory in attach.memories}
+    if len(devices) != 1:
+        raise AttachRefused(
+            RefusalReason.MEMORY_KIND,
+            f"The pool lies on {len(devices)} devices, and an attachment describes one.",
+            "Attach each device's part with a client and a rank of its own.",
+        )
+    return devices.pop()
+
+
+def info_of(attach: Attach) -> dict[str, str]:
+    """The values of `canaryd_engine_info`; the scheme is known once the pool is attached."""
+    tables = sorted({group.table for group in attach.groups})
+    identity = attach.identity
+    return {
+        "name": identity.engine,
+        "kind": attach.engine_kind,
+        "version": attach.engine_version,
+        "client_version": attach.client_version,
+        "model": attach.model,
+        "scheme": attach.scheme or "",
+        "table": ",".join(tables),
+        "frees": str(attach.frees).lower(),
+        "tiers": attach.tiers,
+        "dp": str(identity.dp),
+        "pp": str(identity.pp),
+        "tp": str(identity.tp),
+        "cp": str(identity.cp),
+    }
+
+
+def process_key(pid: int) -> str:
+    """What identifies a process on this machine until it is rebooted and after; empty if it cannot be seen."""
+    if pid <= 0:
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    # The name in parentheses may hold anything: the fields are counted from its end. Field 22 is the start time.
+    return f"{boot}-{pid}-{stat[stat.rindex(')') + 2 :].split()[19]}"
+
+
+def effective_uids(configured: list[int]) -> frozenset[int]:
+    """Users whose engines may attach."""
+    return frozenset({os.geteuid(), *configured})
