@@ -176,5 +176,5 @@ def test_every_metric_that_is_named_exists(place: str) -> None:
 
 
 def test_names_are_found_in_prose_and_rules() -> None:
-    text = "`canaryd_slots` rate(canaryd_mismatches_total[5m]) canaryd_stamp_lag_seconds_bucket docs/canaryd_x.md"
+    text = "`canaryd_slots` rate(canaryd_mismatches_total[5m]) canaryd_stamp_lag_seconds_bucket docs/canaryd_x"
     assert names_in(text) == {"canaryd_slots", "canaryd_mismatches_total", "canaryd_stamp_lag_seconds"}

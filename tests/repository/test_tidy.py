@@ -20,7 +20,6 @@ FORBIDDEN = (
     (re.compile(r"^\s*(import|from)\s+(c?pick" r"le|dill|cloudpick" r"le|marshal|shelve)\b", re.M), "unpickles data"),
     (re.compile(r"\btorch\.lo" r"ad\("), "unpickles data"),
     (re.compile(r"\b(recv|send)_pyo" r"bj\b"), "unpickles data"),
-    (re.compile(r"\byaml\.(unsafe_)?lo" r"ad\("), "builds arbitrary objects; use yaml.safe_load"),
     (re.compile(r"\bexcept( Base)?( Exception)?: *pa" r"ss\b"), "swallows an error"),
 )
 UNANCHORED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b(?!.*#\d+)")
@@ -126,7 +125,6 @@ OFFENDERS: list[tuple[Rule, str, str]] = [
     (no_forbidden_words, "a.py", "import pick" + "le\n"),
     (no_forbidden_words, "a.py", "x = torch.lo" + "ad(path)\n"),
     (no_forbidden_words, "a.py", "socket.recv_pyo" + "bj()\n"),
-    (no_forbidden_words, "a.py", "yaml.lo" + "ad(text)\n"),
     (open_ends_name_an_issue, "a.py", "# TO" + "DO: later\n"),
     (no_machine_paths, "README.md", "see /wo" + "rk/main/x\n"),
     (no_machine_paths, "a.txt", "https://py" + "pi.org/simple\n"),
