@@ -43,7 +43,7 @@ def chain_hashes(
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
-def chain_hashes(
+def chain_hashes(  # noqa: PLR0917 - one column after the other, the same on host and device
     scheme: Scheme,
     seeds: I64 | torch.Tensor,
     tokens: I64 | torch.Tensor,

@@ -1,6 +1,6 @@
 """Digest and sum of slots in torch: the reference, and the backend of host pools.
 
-Rows are gathered region by region into scratch of about 1 MiB and mixed there in place, so that the work stays in the
+Rows are gathered region by region into bounded scratch and mixed there in place, so that the work stays in the
 cache and temporaries stay bounded whatever the number of slots. Python loops over regions and chunks, never over slots.
 """
 
@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from canary_kernels.constants import CHAIN_STEP, SPLITMIX_MUL_1, SPLITMIX_MUL_2, WORD_STEP, mix, signed
@@ -17,13 +19,11 @@ from canary_kernels.layout import GroupLayout, Region
 from canary_kernels.reference.mixing import mix as mix_tensor
 from canary_kernels.scheme import Scheme
 
-SCRATCH_WORDS = 1 << 17
-"""8-byte words of one scratch buffer (1 MiB); a single row that is longer makes it larger."""
-_HALF_CHUNK = 4096
+SCRATCH_WORDS: dict[Scheme, int] = {"native": 1 << 16, "sglang": 1 << 18}
+"""8-byte words of one of the two scratch buffers (0.5 and 2 MiB): the native digest wants to stay in the cache, the
+fold wants many rows per step. A single row that is longer makes them larger."""
+_MOST_SLOTS = 4096
 """Most slots gathered at once, so that index vectors stay small too."""
-
-_MUL_1 = signed(SPLITMIX_MUL_1)
-_MUL_2 = signed(SPLITMIX_MUL_2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,20 +102,21 @@ class HostDigest:
     ) -> None:
         """Fills digests [n], sums [n] and, if given, region_bytes [n, R] (uint8) for slots [n]."""
         scratch: list[torch.Tensor] = []
-        for start in range(0, slots.numel(), _HALF_CHUNK):
-            end = min(start + _HALF_CHUNK, slots.numel())
+        for start in range(0, slots.numel(), _MOST_SLOTS):
+            end = min(start + _MOST_SLOTS, slots.numel())
             self._chunk(
                 slots[start:end],
-                digests[start:end],
-                sums[start:end],
-                None if region_bytes is None else region_bytes[start:end],
-                scheme,
-                scratch,
+                digests=digests[start:end],
+                sums=sums[start:end],
+                region_bytes=None if region_bytes is None else region_bytes[start:end],
+                scheme=scheme,
+                scratch=scratch,
             )
 
     def _chunk(
         self,
         slots: torch.Tensor,
+        *,
         digests: torch.Tensor,
         sums: torch.Tensor,
         region_bytes: torch.Tensor | None,
@@ -140,14 +141,15 @@ class HostDigest:
                 numbers[view.geometry] = _row_numbers(view, page, offset)
         for batch in self._batches:
             words = self._views[batch[0]].words
-            for regions, first, last in _portions(batch, count, words):
+            for regions, first, last in _portions(batch, count, words, SCRATCH_WORDS[scheme]):
                 index = [numbers[self._views[region].geometry] for region in regions]
                 x, spare = self._gather(regions, index, first, last, scratch)
                 sums[first:last] += x.sum(dim=(0, 2))
                 if folded is not None:
                     folded[regions, first:last] = _fold(x, spare)
                     continue
-                _mix_in_place(x, spare, self._word_keys[:words] ^ self._region_keys[regions].unsqueeze(1).unsqueeze(1))
+                key = self._word_keys[:words] ^ self._region_keys[regions].unsqueeze(1)
+                _mix_in_place(x.bitwise_xor_(key.unsqueeze(1)), spare)
                 partial = x.sum(dim=2)
                 digests[first:last] += partial.sum(dim=0)
                 if region_bytes is not None:
@@ -171,8 +173,7 @@ class HostDigest:
         count, words, pieces = last - first, view.words, view.pieces
         size = len(regions) * count * words
         if not scratch or scratch[0].numel() < size:
-            room = max(size, SCRATCH_WORDS)
-            scratch[:] = [torch.empty(room, dtype=torch.int64, device=view.rows.device) for _ in range(2)]
+            scratch[:] = [torch.empty(size, dtype=torch.int64, device=view.rows.device) for _ in range(2)]
         x = scratch[0][:size].view(len(regions), count, words)
         spare = scratch[1][:size].view(len(regions), count, words)
         width = view.rows.shape[1]
@@ -211,27 +212,37 @@ def _row_numbers(view: _View, page: torch.Tensor, offset: torch.Tensor) -> torch
     return (base.unsqueeze(1) + pieces).view(-1)
 
 
-def _portions(batch: list[int], slots: int, words: int) -> Iterator[tuple[list[int], int, int]]:
-    """Splits regions x slots into portions of at most SCRATCH_WORDS words (one row at least)."""
-    fit = max(1, SCRATCH_WORDS // words)
+def _portions(batch: list[int], slots: int, words: int, capacity: int) -> Iterator[tuple[list[int], int, int]]:
+    """Splits regions x slots into portions of at most `capacity` words (one row at least)."""
+    fit = max(1, capacity // words)
     together = max(1, fit // slots)
     for start in range(0, len(batch), together):
         for first in range(0, slots, fit):
             yield batch[start : start + together], first, min(first + fit, slots)
 
 
-def _mix_in_place(x: torch.Tensor, spare: torch.Tensor, key: torch.Tensor) -> None:
-    """x = s(x ^ key) with one spare buffer; torch's int64 >> is arithmetic, hence the masks."""
-    torch.bitwise_xor(x, key, out=x)
-    torch.bitwise_right_shift(x, 30, out=spare)
-    spare.bitwise_and_((1 << 34) - 1)
-    x.bitwise_xor_(spare).mul_(_MUL_1)
-    torch.bitwise_right_shift(x, 27, out=spare)
-    spare.bitwise_and_((1 << 37) - 1)
-    x.bitwise_xor_(spare).mul_(_MUL_2)
-    torch.bitwise_right_shift(x, 31, out=spare)
-    spare.bitwise_and_((1 << 33) - 1)
-    x.bitwise_xor_(spare)
+def _mix_in_place(x: torch.Tensor, spare: torch.Tensor) -> None:
+    """x = s(x) with one spare buffer of the same size.
+
+    On the host by numpy over the same memory: it multiplies 64-bit integers twice as fast as torch, and shifts
+    unsigned ones logically where torch needs a mask besides.
+    """
+    if x.device.type == "cpu":
+        _mix_words(x.view(-1).numpy().view(np.uint64), spare.view(-1).numpy().view(np.uint64))
+    else:
+        x.copy_(mix_tensor(x))
+
+
+def _mix_words(words: npt.NDArray[np.uint64], shifted: npt.NDArray[np.uint64]) -> None:
+    """words = s(words); `shifted` is scratch."""
+    np.right_shift(words, 30, out=shifted)
+    np.bitwise_xor(words, shifted, out=words)
+    np.multiply(words, SPLITMIX_MUL_1, out=words)
+    np.right_shift(words, 27, out=shifted)
+    np.bitwise_xor(words, shifted, out=words)
+    np.multiply(words, SPLITMIX_MUL_2, out=words)
+    np.right_shift(words, 31, out=shifted)
+    np.bitwise_xor(words, shifted, out=words)
 
 
 def _fold(x: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
@@ -241,9 +252,13 @@ def _fold(x: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
     columns = spare.view(words, regions * slots)
     columns.copy_(x.view(regions * slots, words).T)
     accumulator = torch.zeros(regions * slots, dtype=torch.int64, device=x.device)
-    shifted = torch.empty_like(accumulator)
-    zero = torch.zeros(1, dtype=torch.int64, device=x.device)
-    for word in columns:
-        accumulator.bitwise_xor_(word)
-        _mix_in_place(accumulator, shifted, zero)
+    if x.device.type == "cpu":
+        words_in, state = columns.numpy().view(np.uint64), accumulator.numpy().view(np.uint64)
+        shifted = np.empty_like(state)
+        for column in words_in:
+            np.bitwise_xor(state, column, out=state)
+            _mix_words(state, shifted)
+    else:
+        for row in columns:
+            accumulator = mix_tensor(accumulator ^ row)
     return accumulator.view(regions, slots)

@@ -10,6 +10,7 @@ from canary_kernels.scheme import Scheme
 
 
 def stamp(
+    *,
     records: torch.Tensor,
     slots: torch.Tensor,
     positions: torch.Tensor,
@@ -19,7 +20,6 @@ def stamp(
     generations: torch.Tensor,
     digests: torch.Tensor,
     sums: torch.Tensor,
-    *,
     scheme: Scheme,
     key: int,
 ) -> None:

@@ -1,0 +1,94 @@
+"""Expanding runs to items in Triton."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from canary_kernels.device.plan import find_owner
+
+if TYPE_CHECKING:
+    from canary_kernels.items import ItemRuns, Items
+
+_BLOCK = 256
+
+BAD_SLOT = tl.constexpr((1 << 63) - 1)
+UNCHECKED_PREVIOUS = tl.constexpr(-2)
+
+
+@triton.jit
+def slot_of(pages, page_offsets, first_offsets, pages_len, run, nth, inside, num_pages, page_size):
+    """Slot of the nth item of a run, BAD_SLOT where its place in the list or its page is out of range."""
+    offset = tl.load(first_offsets + run, mask=inside, other=0) + nth
+    page_index = tl.where(offset >= 0, offset, 0) // page_size
+    place = tl.load(page_offsets + run, mask=inside, other=0) + page_index
+    end = tl.load(page_offsets + run + 1, mask=inside, other=0)
+    listed = inside & (offset >= 0) & (place < end) & (place >= 0) & (place < pages_len)
+    page = tl.load(pages + place, mask=listed, other=-1)
+    good = listed & (page >= 0) & (page < num_pages)
+    return tl.where(good, page * page_size + offset - page_index * page_size, BAD_SLOT)
+
+
+@triton.jit(do_not_specialize=["k", "n", "pages_len", "num_pages", "page_size"])
+def plan_items_kernel(
+    pages,
+    page_offsets,
+    first_offsets,
+    item_offsets,
+    first_positions,
+    first_prev_slots,
+    out_slots,
+    out_positions,
+    out_prev_slots,
+    out_run_numbers,
+    k: tl.int64,
+    n: tl.int64,
+    pages_len: tl.int64,
+    num_pages: tl.int64,
+    page_size: tl.int64,
+    BLOCK: tl.constexpr,
+):
+    """One program per BLOCK items."""
+    item = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = item < n
+    run = find_owner(item_offsets, 1, k, item, mask)
+    nth = item - tl.load(item_offsets + run, mask=mask, other=0)
+    inside = mask & (item < tl.load(item_offsets + run + 1, mask=mask, other=0))
+    slot = slot_of(pages, page_offsets, first_offsets, pages_len, run, nth, inside, num_pages, page_size)
+    follows = inside & (nth > 0)
+    before = slot_of(pages, page_offsets, first_offsets, pages_len, run, nth - 1, follows, num_pages, page_size)
+    before = tl.where(before == BAD_SLOT, UNCHECKED_PREVIOUS, before)
+    given = tl.load(first_prev_slots + run, mask=mask, other=0)
+    position = tl.load(first_positions + run, mask=mask, other=0) + nth
+    tl.store(out_slots + item, slot, mask=mask)
+    tl.store(out_positions + item, position, mask=mask)
+    tl.store(out_prev_slots + item, tl.where(nth == 0, given, before), mask=mask)
+    tl.store(out_run_numbers + item, run, mask=mask)
+
+
+def plan_items(runs: ItemRuns, out: Items, *, num_pages: int, page_size: int) -> None:
+    """Launches `plan_items_kernel`."""
+    n = out.slots.numel()
+    k = runs.first_offsets.numel()
+    if k == 0:
+        return
+    plan_items_kernel[(triton.cdiv(n, _BLOCK),)](
+        runs.pages,
+        runs.page_offsets,
+        runs.first_offsets,
+        runs.item_offsets,
+        runs.first_positions,
+        runs.first_prev_slots,
+        out.slots,
+        out.positions,
+        out.prev_slots,
+        out.run_numbers,
+        k,
+        n,
+        runs.pages.numel(),
+        num_pages,
+        page_size,
+        BLOCK=_BLOCK,
+    )
