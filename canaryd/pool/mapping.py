@@ -14,6 +14,9 @@ from canaryd.pool.cuda_driver import CudaCallFailed, uuid_digits
 from canaryd.pool.handles import OpenHandles, open_handles
 from canaryd.wire.messages import CudaIpcMemory, HostShmMemory, Memory
 
+_Files = dict[tuple[int, int], torch.Tensor]
+"""Whole files by device and inode."""
+
 
 class MappedPool:
     """Mapped memories of one attachment.
@@ -62,10 +65,11 @@ def map_memories(
     Raises AttachRefused; nothing stays mapped then.
     """
     pool = MappedPool()
+    files: _Files = {}
     try:
         for memory in memories:
             if isinstance(memory, HostShmMemory):
-                _map_host(pool, memory, fds, device_uuid)
+                _map_host(pool, memory, fds, device_uuid, files)
             else:
                 _map_cuda(pool, memory, device_uuid, handles)
     except BaseException:
@@ -74,7 +78,9 @@ def map_memories(
     return pool
 
 
-def _map_host(pool: MappedPool, memory: HostShmMemory, fds: Sequence[int], device_uuid: str | None) -> None:
+def _map_host(
+    pool: MappedPool, memory: HostShmMemory, fds: Sequence[int], device_uuid: str | None, files: _Files
+) -> None:
     if device_uuid is not None:
         raise AttachRefused(
             RefusalReason.MEMORY_KIND,
@@ -90,27 +96,34 @@ def _map_host(pool: MappedPool, memory: HostShmMemory, fds: Sequence[int], devic
     fd = fds[memory.fd_index]
     end = memory.offset + memory.size
     try:
-        size = os.fstat(fd).st_size
-        if end > size:
+        status = os.fstat(fd)
+        if end > status.st_size:
             raise AttachRefused(
                 RefusalReason.MEMORY_SIZE,
-                f"Host memory ends at byte {end} of a file of {size} bytes.",
+                f"Host memory ends at byte {end} of a file of {status.st_size} bytes.",
                 "Describe memory that the shared file holds.",
             )
-        # whole pages from the page that holds the first byte; PROT_READ makes a write of ours a crash, not damage
-        start = memory.offset - memory.offset % mmap.ALLOCATIONGRANULARITY
-        mapping = mmap.mmap(fd, end - start, mmap.MAP_SHARED, mmap.PROT_READ, offset=start)
+        # each file is mapped once, so that equal bytes have equal addresses and overlaps show
+        file = files.get((status.st_dev, status.st_ino))
+        if file is None:
+            file = _map_file(fd, status.st_size)
+            files[status.st_dev, status.st_ino] = file
     except (OSError, ValueError) as error:
         raise AttachRefused(
             RefusalReason.HANDLE_INVALID,
             f"Host memory cannot be mapped: {error}.",
-            "Export the pool as a shared memory file that stays open for reading.",
+            "Export the pool as a shared memory file that is open for reading.",
         ) from error
+    # no explicit unmapping: the mapping ends with the last tensor that looks into it
+    pool.add(file[memory.offset : end], lambda: None)
+
+
+def _map_file(fd: int, size: int) -> torch.Tensor:
+    # PROT_READ: a write of ours would be a crash, not damage to the engine
+    mapping = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        tensor = torch.frombuffer(mapping, dtype=torch.uint8, count=memory.size, offset=memory.offset - start)
-    # no explicit munmap: the tensor holds the buffer, and the mapping ends with its last view
-    pool.add(tensor, lambda: None)
+        return torch.frombuffer(mapping, dtype=torch.uint8)
 
 
 def _map_cuda(pool: MappedPool, memory: CudaIpcMemory, device_uuid: str | None, handles: OpenHandles | None) -> None:
