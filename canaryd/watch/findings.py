@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
 
-from canaryd.watch.counters import Check
+import msgspec
+import numpy as np
+
+from canaryd.watch.burst import I64
+from canaryd.watch.counters import Check, Counters
+from canaryd.watch.group import Group
+from canaryd.watch.rows import UNKNOWN_ROW
 
 MAX_RANGES = 16
 """Slot ranges and pages that one finding lists; `slot_count` is exact."""
+
+MAX_WAITING = 4096
+"""Findings kept until they are taken; further ones are counted only."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,3 +48,149 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     seen_digest: int = 0
     stored_sum: int = 0
     seen_sum: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a comparison saw, int64 [n] each."""
+
+    stored_digests: I64
+    seen_digests: I64
+    stored_sums: I64
+    seen_sums: I64
+
+    def take(self, index: I64) -> Evidence:
+        """The elements at `index`."""
+        return Evidence(
+            stored_digests=self.stored_digests[index],
+            seen_digests=self.seen_digests[index],
+            stored_sums=self.stored_sums[index],
+            seen_sums=self.seen_sums[index],
+        )
+
+
+class FindingLog:
+    """Turns faulty slots into findings: one per check and page, a bounded number at a time, the rest joined.
+
+    Args:
+        counters: totals to add to.
+        limit: findings per event (one end, or one judged burst).
+    """
+
+    def __init__(self, counters: Counters, limit: int) -> None:
+        self._counters = counters
+        self._limit = limit
+        self._left = limit
+        self._waiting: list[Finding] = []
+
+    def start(self) -> None:
+        """A new event begins."""
+        self._left = self._limit
+
+    def take(self) -> list[Finding]:
+        """Findings since the last call."""
+        found, self._waiting = self._waiting, []
+        return found
+
+    def add(
+        self,
+        group: Group,
+        check: Check,
+        slots: I64,
+        *,
+        rows: I64,
+        positions: I64,
+        now: float,
+        first_seen: float,
+        burst: int = -1,
+        detail: str = "",
+        evidence: Evidence | None = None,
+    ) -> None:
+        """Slots [n] that are confirmed faulty, with row (or `UNKNOWN_ROW`) and position (or -1) of each."""
+        if not slots.size:
+            return
+        order = np.argsort(slots, kind="stable")
+        slots, first = np.unique(slots[order], return_index=True)
+        order = order[first]
+        self._counters.mismatches[check] += slots.size
+        pages, starts = np.unique(slots // group.page_size, return_index=True)
+        single = max(0, min(pages.size, self._left - 1))
+        if pages.size <= self._left:
+            single = pages.size
+        ends = np.append(starts[1:], slots.size)
+        parts = [(int(starts[i]), int(ends[i])) for i in range(single)]
+        if single < pages.size:
+            parts.append((int(starts[single]), slots.size))
+        self._left = max(0, self._left - len(parts))
+        for begin, end in parts:
+            item = order[begin]
+            self._emit(
+                self._finding(
+                    group,
+                    check,
+                    slots[begin:end],
+                    row=int(rows[item]),
+                    position=int(positions[item]),
+                    now=now,
+                    first_seen=first_seen,
+                    burst=burst,
+                    detail=detail,
+                    evidence=None if evidence is None else evidence.take(order[begin : begin + 1]),
+                )
+            )
+
+    def _emit(self, finding: Finding) -> None:
+        self._counters.findings += 1
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting.append(finding)
+
+    @staticmethod
+    def _finding(
+        group: Group,
+        check: Check,
+        slots: I64,
+        *,
+        row: int,
+        position: int,
+        now: float,
+        first_seen: float,
+        burst: int,
+        detail: str,
+        evidence: Evidence | None,
+    ) -> Finding:
+        slot = int(slots[0])
+        inside = 0 <= slot < group.num_slots
+        page = slot // group.page_size
+        if row == UNKNOWN_ROW:
+            row = group.rows.some_holder(page)
+        written = float(group.ledger.ended_at[slot]) if inside else -np.inf
+        pages = np.unique(slots // group.page_size)[:MAX_RANGES]
+        return Finding(
+            check=check,
+            group=group.name,
+            slots=_ranges(slots),
+            slot_count=int(slots.size),
+            pages=pages.tolist(),
+            position=position,
+            row=group.rows.names[row] if row != UNKNOWN_ROW else "",
+            live=row != UNKNOWN_ROW,
+            op=int(group.ledger.last_op[slot]) if inside else -1,
+            op_age=now - written if np.isfinite(written) else -1.0,
+            classification="unknown",
+            first_seen=first_seen,
+            confirmed=now,
+            burst=burst,
+            detail=detail,
+            stored_digest=int(evidence.stored_digests[0]) if evidence else 0,
+            seen_digest=int(evidence.seen_digests[0]) if evidence else 0,
+            stored_sum=int(evidence.stored_sums[0]) if evidence else 0,
+            seen_sum=int(evidence.seen_sums[0]) if evidence else 0,
+        )
+
+
+def _ranges(slots: I64) -> list[tuple[int, int]]:
+    """Inclusive ranges of sorted unique `slots`, at most `MAX_RANGES`."""
+    breaks = np.flatnonzero(slots[1:] != slots[:-1] + 1)
+    firsts = np.concatenate([slots[:1], slots[breaks + 1]])[:MAX_RANGES]
+    lasts = np.concatenate([slots[breaks], slots[-1:]])[:MAX_RANGES]
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
-from canaryd.watch.burst import Burst, BurstResult
-from canaryd.watch.counters import Counters
-from canaryd.watch.findings import Finding
+import numpy as np
+
+from canaryd.watch.burst import I64, Burst, BurstResult
+from canaryd.watch.counters import Counters, Dismissal, Oddity, Rebless, Skip, StampDrop
+from canaryd.watch.coverage import Coverage
+from canaryd.watch.final_sets import Cause, FinalSets, MalformedSets
+from canaryd.watch.findings import Finding, FindingLog
+from canaryd.watch.group import Group
+from canaryd.watch.judge import Judge
+from canaryd.watch.launched import LaunchedBurst
+from canaryd.watch.ops import OpenOp, OpenOps
+from canaryd.watch.planner import Planner
 from canaryd.watch.policy import Policy
-from canaryd.watch.report import SlotReport, SlotState, WatchReport
+from canaryd.watch.report import SlotReport, WatchReport
+from canaryd.watch.resync import adopt_snapshot
+from canaryd.watch.suspects import SuspectList
 from canaryd.wire.messages import Attach, Begin, End, Snapshot
 
 
@@ -20,7 +32,7 @@ class Watch:
         attach: the attach message, already validated.
         policy: pace and limits.
         scheme: fingerprint scheme of the attachment.
-        chain_key: secret key of the native chain, unsigned 64-bit (0 in tests).
+        chain_key: secret key of the native chain, any 64-bit integer (0 in tests).
         slot_bytes: bytes of one slot in all regions, per group.
     """
 
@@ -34,32 +46,238 @@ class Watch:
         slot_bytes: Sequence[int],
     ) -> None:
         self.counters = Counters()
-        self._attach = attach
-        self._resync: str | None = "attach"
+        self._policy = policy
+        self._frees = attach.frees
+        self._log = FindingLog(self.counters, policy.max_findings_per_burst)
+        self._groups = [
+            Group(number, spec, slot_bytes=size, scheme=scheme, chain_key=chain_key, counters=self.counters)
+            for number, (spec, size) in enumerate(zip(attach.groups, slot_bytes, strict=True))
+        ]
+        self._sets = [FinalSets(group, self.counters, self._log, max_rows=policy.max_rows) for group in self._groups]
+        self._ops = OpenOps()
+        self._suspects = SuspectList(policy.max_suspects)
+        self._planner = Planner(self._groups, policy, self._suspects, self.counters)
+        self._judge = Judge(self._groups, self._planner.walks, policy, self._suspects, self.counters, self._log)
+        self._coverage = Coverage(self._groups)
+        self._outstanding: LaunchedBurst | None = None
+        self._provisional: deque[LaunchedBurst] = deque()
+        self._applied = 0
+        self._in_gap = True
+        self._cause = Rebless.ATTACH
+        self._resync: str | None = Rebless.ATTACH.value
+        self._resync_asked_at: float | None = None
+
+    # --- the stream ---------------------------------------------------------------------------------------------------
 
     def apply(self, seq: int, message: Begin | End | Snapshot, now: float) -> None:
         """Applies stream message number `seq`. A hole in the numbers is a gap."""
+        if self._applied and seq != self._applied + 1:
+            self.on_gap(now)
+        self._applied = seq
+        if isinstance(message, Snapshot):
+            self._snapshot(message, now)
+        elif self._in_gap:
+            return
+        elif isinstance(message, Begin):
+            self._begin(message, now, seq)
+        else:
+            try:
+                self._end(message, now)
+            except MalformedSets:
+                self.counters.oddities[Oddity.BAD_COLUMN] += 1
+                self.on_gap(now)
+        self._judge_ready(now)
 
     def on_gap(self, now: float) -> None:
         """Messages were lost: drops what is provisional, doubts what is stamped, asks for a snapshot."""
+        if not self._in_gap:
+            self.counters.gaps += 1
+            self._cause = Rebless.GAP
+            self._forget()
+        self._in_gap = True
+        self._resync = self._cause.value
+        self._resync_asked_at = now
+
+    def _forget(self) -> None:
+        if self._outstanding is not None:
+            self._outstanding.dropped = True
+        for burst in [*self._provisional, *([self._outstanding] if self._outstanding else [])]:
+            for part in burst.parts:
+                self.counters.stamps_dropped[StampDrop.GAP] += int(part.stamps.slots.size) if part.stamps else 0
+        self._provisional.clear()
+        self.counters.dismissed[Dismissal.GAP] += self._suspects.clear()
+        self._ops.clear()
+        for group in self._groups:
+            group.rows.clear()
+            group.ledger.doubt_all()
+
+    def _snapshot(self, message: Snapshot, now: float) -> None:
+        if not self._in_gap:
+            self.counters.oddities[Oddity.UNASKED_SNAPSHOT] += 1
+            self._cause = Rebless.GAP
+            self._forget()
+        self.counters.snapshots += 1
+        self._in_gap = False
+        self._resync = None
+        self._log.start()
+        cause = Cause(op=-1, begun_at=now, now=now, judged=False)
+        try:
+            # Ops of a snapshot began before everything that can still be announced.
+            for begin in message.open_ops:
+                self._begin(begin, now, 0)
+            adopt_snapshot(message, self._groups, self._sets, self.counters, cause, self._cause)
+        except MalformedSets:
+            self.counters.oddities[Oddity.BAD_COLUMN] += 1
+            self._forget()
+            self.on_gap(now)
+        self._planner.forget_pace()
+
+    def _begin(self, message: Begin, now: float, seq: int) -> None:
+        known = self._ops.end(message.op)
+        if known is not None:
+            self.counters.oddities[Oddity.DUPLICATE_OP] += 1
+            self._uncover(known)
+            seq = min(seq, known.begun_seq)
+        if len(self._ops) >= self._policy.max_open_ops:
+            # Without a place to remember the op nothing can be judged: as bad as a lost message.
+            self.counters.oddities[Oddity.OP_LIMIT] += 1
+            self.on_gap(now)
+            return
+        scope: dict[int, I64] | None = None
+        if message.scope is not None and known is None:
+            scope = {}
+            for pages in message.scope:
+                if not 0 <= pages.group < len(self._groups):
+                    self.counters.oddities[Oddity.UNKNOWN_GROUP] += 1
+                    continue
+                named = self._sets[pages.group].existing(pages.pages)
+                scope[pages.group] = np.union1d(scope[pages.group], named) if pages.group in scope else named
+            for number, covered in scope.items():
+                self._groups[number].ledger.cover(covered, 1)
+        self._ops.begin(OpenOp(op=message.op, begun_seq=seq, begun_at=now, scope=scope))
+
+    def _uncover(self, op: OpenOp) -> None:
+        for number, covered in (op.scope or {}).items():
+            self._groups[number].ledger.cover(covered, -1)
+
+    def _end(self, message: End, now: float) -> None:
+        op = self._ops.end(message.op)
+        if op is None:
+            self.counters.oddities[Oddity.UNKNOWN_OP] += 1
+        else:
+            self._uncover(op)
+        cause = Cause(op=message.op, begun_at=op.begun_at if op else now, now=now)
+        self._log.start()
+        for name in message.closed:
+            if not [True for sets in self._sets if sets.close_row(name)]:
+                self.counters.oddities[Oddity.UNKNOWN_ROW] += 1
+        for opened in message.opened:
+            if sets := self._sets_of(opened.group):
+                sets.open_row(opened, cause)
+        for remap in message.remaps:
+            if sets := self._sets_of(remap.group):
+                sets.remap(remap.row, remap.start, remap.pages, cause)
+        for voided in message.voids:
+            if sets := self._sets_of(voided.group):
+                sets.void(voided.pages, cause)
+        for writes in message.writes:
+            if sets := self._sets_of(writes.group):
+                sets.write(writes, cause)
+        for copies in message.copies:
+            if sets := self._sets_of(copies.group):
+                sets.copy(copies, cause)
+        for freed in message.freed:
+            if not self._frees:
+                self.counters.oddities[Oddity.FREES_NOT_PROMISED] += 1
+            elif sets := self._sets_of(freed.group):
+                sets.free(freed.pages, cause)
+
+    def _sets_of(self, group: int) -> FinalSets | None:
+        if 0 <= group < len(self._sets):
+            return self._sets[group]
+        self.counters.oddities[Oddity.UNKNOWN_GROUP] += 1
+        return None
+
+    # --- bursts -------------------------------------------------------------------------------------------------------
 
     def next_burst(self, now: float) -> Burst | None:
         """The work to run now, or None. At most one burst is outstanding until `on_burst_done` or `on_burst_lost`."""
-        return None
+        self._note_stalls(now)
+        if self._in_gap:
+            self._ask_again(now)
+            return None
+        if self._outstanding is not None or len(self._provisional) >= self._policy.max_provisional_bursts:
+            return None
+        planned = self._planner.plan(now)
+        if planned is None:
+            return None
+        burst, self._outstanding = planned
+        return burst
 
     def on_burst_done(self, result: BurstResult, announced: int, now: float) -> None:
-        """The outstanding burst ran; `announced` was read from the announce page after its device work completed."""
+        """The outstanding burst ran; `announced` was read from the announce page after its device work completed.
+
+        Raises ValueError if `result` is not that of the outstanding burst.
+        """
+        burst = self._take_outstanding(result.number)
+        if burst.dropped:
+            return
+        burst.result = result
+        burst.read_at = now
+        # A page that lags behind the stream cannot be right: what was applied had been announced.
+        burst.announced = max(announced, self._applied)
+        self._provisional.append(burst)
+        self._judge_ready(now)
+        self._coverage.update(now)
 
     def on_burst_lost(self, now: float) -> None:
         """The backend failed: everything of the outstanding burst is dropped and counted."""
+        if self._outstanding is None:
+            raise ValueError("no burst is outstanding")
+        burst = self._take_outstanding(self._outstanding.number)
+        if not burst.dropped:
+            self._judge.unused(burst, StampDrop.LOST, Dismissal.LOST)
+
+    def _take_outstanding(self, number: int) -> LaunchedBurst:
+        burst = self._outstanding
+        if burst is None or burst.number != number:
+            raise ValueError(f"burst {number} is not outstanding")
+        self._outstanding = None
+        return burst
+
+    def _judge_ready(self, now: float) -> None:
+        """Judges provisional bursts, oldest first, that the stream has caught up with."""
+        while self._provisional and self._is_ready(self._provisional[0]):
+            self._judge.judge(self._provisional.popleft(), now)
+
+    def _is_ready(self, burst: LaunchedBurst) -> bool:
+        """Every op that could have written while the burst read is known and over."""
+        return self._applied >= burst.announced and not self._ops.hold_back(burst.announced)
 
     def next_due(self, now: float) -> float | None:
         """When a second read is due, or None; call `next_burst` then, ahead of the tick."""
-        return None
+        due = self._suspects.next_due()
+        return None if due is None else max(due, now)
+
+    def _ask_again(self, now: float) -> None:
+        if self._resync_asked_at is None:
+            self._resync_asked_at = now
+        elif now - self._resync_asked_at > self._policy.resync_retry_seconds:
+            self._resync = self._cause.value
+            self._resync_asked_at = now
+
+    def _note_stalls(self, now: float) -> None:
+        for op in self._ops.newly_stalled(now - self._policy.op_stall_seconds):
+            self.counters.oddities[Oddity.STALLED_OP] += 1
+            for group in self._groups:
+                pages = None if op.scope is None else op.scope.get(group.number, np.zeros(0, dtype=np.int64))
+                self.counters.skipped[Skip.STALLED] += group.ledger.guarded_in(pages)
+
+    # --- what came out ------------------------------------------------------------------------------------------------
 
     def take_findings(self) -> list[Finding]:
         """Findings since the last call."""
-        return []
+        return self._log.take()
 
     def take_resync(self) -> str | None:
         """Cause for which a snapshot must be asked for, once, or None."""
@@ -68,36 +286,31 @@ class Watch:
 
     def report(self, now: float) -> WatchReport:
         """Gauges."""
+        coverage = self._coverage
+        coverage.update(now)
+        slots = coverage.by_state()
         return WatchReport(
-            slots={state.label: 0 for state in SlotState},
-            oldest_unverified=None,
-            oldest_live=None,
-            pass_coverage=0.0,
-            pass_started=None,
-            pass_completed=None,
-            open_rows=0,
-            open_ops=0,
-            stalled_ops=[],
-            oldest_op_age=0.0,
-            provisional_bursts=0,
-            open_suspects=0,
-            pending_stamps=0,
-            unguarded_ratio=0.0,
-            in_gap=True,
-            applied_seq=0,
+            slots=slots,
+            oldest_unverified=coverage.oldest(live_only=False),
+            oldest_live=coverage.oldest(live_only=True),
+            pass_coverage=coverage.share,
+            pass_started=coverage.started_at,
+            pass_completed=coverage.completed_at,
+            open_rows=sum(len(group.rows) for group in self._groups),
+            open_ops=len(self._ops),
+            stalled_ops=self._ops.stalled,
+            oldest_op_age=self._ops.oldest_age(now),
+            provisional_bursts=len(self._provisional),
+            open_suspects=self._suspects.count,
+            pending_stamps=slots["pending"] + slots["provisional"],
+            unguarded_ratio=coverage.unguarded(slots),
+            in_gap=self._in_gap,
+            applied_seq=self._applied,
         )
 
     def explain(self, group: int, slot: int, now: float) -> SlotReport:
         """What is known of one slot. Raises ValueError for a slot that does not exist."""
-        return SlotReport(
-            group=self._attach.groups[group].name,
-            slot=slot,
-            page=slot // self._attach.groups[group].page_size,
-            state=SlotState.UNKNOWN.label,
-            generation=0,
-            guarded=False,
-            last_verified=None,
-            last_op=None,
-            last_write=None,
-            rows=0,
-        )
+        del now
+        if not 0 <= group < len(self._groups) or not 0 <= slot < self._groups[group].num_slots:
+            raise ValueError(f"no slot {slot} in group {group}")
+        return self._coverage.explain(self._groups[group], slot, in_gap=self._in_gap)

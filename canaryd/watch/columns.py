@@ -1,0 +1,46 @@
+"""Columns of integers: from the wire, and the index arithmetic that keeps loops out of Python."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from canaryd.watch.burst import I64
+from canaryd.wire.messages import Column
+
+Mask = npt.NDArray[np.bool_]
+F64 = npt.NDArray[np.float64]
+
+
+def decode(data: Column) -> I64:
+    """A wire column as a read-only int64 array [n]. Raises ValueError if its bytes are not whole elements."""
+    return np.frombuffer(data, dtype="<i8")
+
+
+def expand(starts: I64, counts: I64) -> tuple[I64, I64]:
+    """The ranges [starts[i], starts[i] + counts[i]) one after the other, and the i of each element; both [sum]."""
+    total = int(counts.sum())
+    owner = np.repeat(np.arange(counts.size), counts)
+    ahead = np.cumsum(counts) - counts
+    return np.arange(total) + np.repeat(starts - ahead, counts), owner
+
+
+def slots_of_pages(pages: I64, page_size: int) -> I64:
+    """All slots of `pages` [p], page by page, [p * page_size]."""
+    if page_size == 1:
+        return pages
+    return (pages[:, None] * page_size + np.arange(page_size)).ravel()
+
+
+def changes(values: I64) -> Mask:
+    """True where an element differs from the one before it, and at the first one. [n]"""
+    mask = np.ones(values.size, dtype=np.bool_)
+    np.not_equal(values[1:], values[:-1], out=mask[1:])
+    return mask
+
+
+def grown(array: npt.NDArray[np.generic], size: int, fill: float) -> npt.NDArray[np.generic]:
+    """A copy of `array` [n] with room for `size` elements, the new ones `fill`."""
+    out = np.full(size, fill, dtype=array.dtype)
+    out[: array.size] = array
+    return out

@@ -1,0 +1,199 @@
+"""The ledger of one group: what is known of each slot, in arrays over all slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from canaryd.watch.burst import I64
+from canaryd.watch.columns import Mask, slots_of_pages
+from canaryd.watch.counters import Counters, Skip
+from canaryd.watch.report import SlotState
+
+HAS_POSITION = 1
+HAS_CHAIN = 2
+REVIVED = 4
+
+NEVER = -np.inf
+
+_STATE = np.uint8
+_UNSTAMPED = np.zeros(len(SlotState), dtype=np.bool_)
+_UNSTAMPED[[SlotState.PENDING, SlotState.PROVISIONAL]] = True
+_COUNTS = _UNSTAMPED.copy()
+_COUNTS[[SlotState.SETTLED, SlotState.SUSPECT, SlotState.DOUBT]] = True
+
+
+class Ledger:
+    """Per slot: state, content generation, identity (token, position, chain hashes), last write, last look.
+
+    `generation` is raised by each write, copy destination and void that names the slot, and by nothing else.
+    `covered` counts, per page, the open scoped ops that may write it.
+
+    Args:
+        num_pages, page_size: shape of the group.
+        reserved: half-open slot ranges that are never owned.
+        counters: totals to add to.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, reserved: Sequence[tuple[int, int]], counters: Counters) -> None:
+        n = num_pages * page_size
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.num_slots = n
+        self.state: npt.NDArray[np.uint8] = np.zeros(n, dtype=_STATE)
+        self.flags: npt.NDArray[np.uint8] = np.zeros(n, dtype=np.uint8)
+        self.generation: I64 = np.zeros(n, dtype=np.int64)
+        self.token: I64 = np.full(n, -1, dtype=np.int64)
+        self.position: I64 = np.full(n, -1, dtype=np.int64)
+        self.prev_hash: I64 = np.zeros(n, dtype=np.int64)
+        self.after: I64 = np.zeros(n, dtype=np.int64)
+        self.last_op: I64 = np.full(n, -1, dtype=np.int64)
+        self.begun_at = np.full(n, NEVER)
+        self.ended_at = np.full(n, NEVER)
+        self.verified_at = np.full(n, NEVER)
+        self.covered: npt.NDArray[np.int32] = np.zeros(num_pages, dtype=np.int32)
+        self.scopes = 0
+        for first, last in reserved:
+            self.state[max(0, first) : max(0, last)] = SlotState.RESERVED
+        self.has_reserved = bool((self.state == SlotState.RESERVED).any())
+        self._counters = counters
+        self._queue: list[I64] = []
+        self._queued = 0
+
+    # --- final sets ---------------------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        slots: I64,
+        *,
+        tokens: I64,
+        positions: I64,
+        prev_hash: I64,
+        after: I64,
+        flags: npt.NDArray[np.uint8],
+        op: int,
+        begun_at: float,
+        ended_at: float,
+    ) -> None:
+        """New content in `slots` [n] (in range, not reserved): raises the generation, queues the stamp."""
+        unstamped = int(np.count_nonzero(_UNSTAMPED[self.state[slots]]))
+        if unstamped:
+            self._counters.skipped[Skip.REWRITTEN] += unstamped
+        self.generation[slots] += 1
+        self.token[slots] = tokens
+        self.position[slots] = positions
+        self.prev_hash[slots] = prev_hash
+        self.after[slots] = after
+        self.flags[slots] = flags
+        self.last_op[slots] = op
+        self.begun_at[slots] = begun_at
+        self.ended_at[slots] = ended_at
+        self.state[slots] = SlotState.PENDING
+        self.enqueue(slots)
+
+    def void(self, slots: I64, op: int) -> None:
+        """Content of `slots` [n] is undefined from here on: what was stamped no longer counts."""
+        slots = self.unreserved(slots)
+        self._counters.skipped[Skip.VOIDED] += int(np.count_nonzero(_UNSTAMPED[self.state[slots]]))
+        self.generation[slots] += 1
+        self.last_op[slots] = op
+        self.forget(slots, SlotState.VOID)
+
+    def free(self, slots: I64) -> None:
+        """`slots` [n] leave the guarded set; their generation stays."""
+        slots = self.unreserved(slots)
+        self._counters.skipped[Skip.FREED] += int(np.count_nonzero(_UNSTAMPED[self.state[slots]]))
+        self._counters.freed += slots.size
+        stamped = np.isin(self.state[slots], (SlotState.SETTLED, SlotState.SUSPECT, SlotState.DOUBT, SlotState.FREED))
+        self.state[slots[stamped]] = SlotState.FREED
+        self.forget(slots[~stamped], SlotState.FREED)
+
+    def revive(self, slots: I64) -> int:
+        """Freed `slots` [n] are in use again without a write: those that were stamped are doubted. How many."""
+        back = slots[(self.state[slots] == SlotState.FREED) & (self.verified_at[slots] > NEVER)]
+        self.state[back] = SlotState.DOUBT
+        self.flags[back] |= REVIVED
+        return int(back.size)
+
+    def forget(self, slots: I64, state: SlotState) -> None:
+        """Drops the identity of `slots` [n]."""
+        self.state[slots] = state
+        self.flags[slots] = 0
+        self.token[slots] = -1
+        self.position[slots] = -1
+        self.verified_at[slots] = NEVER
+
+    def unreserved(self, slots: I64) -> I64:
+        """`slots` without the reserved ones."""
+        return slots[self.state[slots] != SlotState.RESERVED] if self.has_reserved else slots
+
+    # --- scopes -------------------------------------------------------------------------------------------------------
+
+    def cover(self, pages: I64, by: int) -> None:
+        """Adds (`by` 1) or removes (`by` -1) one open op's scope, unique `pages` [p] in range."""
+        self.covered[pages] += by
+        self.scopes += by
+
+    def is_covered(self, slots: I64) -> Mask:
+        """Whether an open scoped op may write each of `slots` [n]."""
+        if not self.scopes:
+            return np.zeros(slots.size, dtype=np.bool_)
+        return self.covered[slots // self.page_size] > 0
+
+    # --- the queue of stamps ------------------------------------------------------------------------------------------
+
+    def enqueue(self, slots: I64) -> None:
+        """Queues `slots` [n] to be stamped, as long as they stay pending."""
+        if not slots.size:
+            return
+        self._queue.append(slots)
+        self._queued += slots.size
+        if self._queued > max(65536, 2 * self.num_slots):
+            self._requeue(self._waiting())
+
+    def take_pending(self, limit: int) -> I64:
+        """At most `limit` pending slots that no scope covers, sorted; the rest stays queued."""
+        waiting = self._waiting()
+        if not waiting.size:
+            return waiting
+        covered = self.is_covered(waiting)
+        free = waiting[~covered]
+        self._requeue(np.concatenate([waiting[covered], free[limit:]]))
+        return free[:limit]
+
+    def _waiting(self) -> I64:
+        if not self._queue:
+            return np.zeros(0, dtype=np.int64)
+        slots = np.unique(np.concatenate(self._queue))
+        self._requeue(slots[:0])
+        return slots[self.state[slots] == SlotState.PENDING]
+
+    def _requeue(self, slots: I64) -> None:
+        self._queue = [slots] if slots.size else []
+        self._queued = slots.size
+
+    def guarded_in(self, pages: I64 | None) -> int:
+        """Slots of `pages` [p], or of the group, whose content counts: written or stamped, and not lost since."""
+        state = self.state if pages is None else self.state[self.in_pages(pages)]
+        return int(np.count_nonzero(_COUNTS[state]))
+
+    # --- gaps ---------------------------------------------------------------------------------------------------------
+
+    def doubt_all(self) -> None:
+        """Messages were lost: stamps are doubted, everything else is forgotten."""
+        stamped = np.isin(self.state, (SlotState.SETTLED, SlotState.SUSPECT, SlotState.DAMAGED, SlotState.DOUBT))
+        lost = int(np.count_nonzero(_UNSTAMPED[self.state]))
+        self._counters.skipped[Skip.GAP] += lost
+        others = np.flatnonzero(~stamped & (self.state != SlotState.RESERVED))
+        self.forget(others, SlotState.UNKNOWN)
+        self.state[stamped] = SlotState.DOUBT
+        self.flags &= ~np.uint8(REVIVED)
+        self.covered[:] = 0
+        self.scopes = 0
+        self._requeue(np.zeros(0, dtype=np.int64))
+
+    def in_pages(self, pages: I64) -> I64:
+        """All slots of `pages` [p]."""
+        return slots_of_pages(pages, self.page_size)

@@ -1,0 +1,255 @@
+"""The open rows of one group: page lists, ids and chain hashes by position, who holds which page."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from canaryd.watch.arena import Arena
+from canaryd.watch.burst import I64
+from canaryd.watch.columns import Mask, changes, expand
+
+UNKNOWN_ROW = -1
+HOLE = -1
+"""A row's page that is not there."""
+
+_FIELDS = (
+    "length",
+    "page_count",
+    "chain_first",
+    "chain_last",
+    "ids_length",
+    "namespace",
+    "head",
+    "revision",
+    "link_cursor",
+)
+
+
+class Rows:
+    """Rows by index, an index per name while the row is open. All per-row arrays are int64.
+
+    length: positions that were written. page_count: pages listed. chain_first, chain_last: the chain hashes *before*
+    positions first to last are known (none if first > last). ids_length: positions whose ids the engine announced.
+    head: chain hash before position 0. revision: changes when pages or written content of the row do, but not when
+    the row grows. link_cursor: links below were checked since the row's last change. linked_at: when the last walk
+    over all links began.
+
+    `holders` counts per page the row list entries that name it, `holder_sum` adds up their row index + 1, so that of
+    one holder the sum says which.
+
+    Args:
+        num_pages, page_size, ring: shape of the group.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, ring: int) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.ring = ring
+        self.index: dict[str, int] = {}
+        self.names: list[str] = []
+        self.open: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self.length: I64
+        self.page_count: I64
+        self.chain_first: I64
+        self.chain_last: I64
+        self.ids_length: I64
+        self.namespace: I64
+        self.head: I64
+        self.revision: I64
+        self.link_cursor: I64
+        for name in _FIELDS:
+            setattr(self, name, np.zeros(0, dtype=np.int64))
+        self.linked_at = np.zeros(0)
+        self.page_lists = Arena((HOLE,))
+        self.content = Arena((-1, 0))
+        self.holders: I64 = np.zeros(num_pages, dtype=np.int64)
+        self.holder_sum: I64 = np.zeros(num_pages, dtype=np.int64)
+        self._free: list[int] = []
+        self._revisions = 0
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    # --- opening and closing ------------------------------------------------------------------------------------------
+
+    def add(self, name: str, namespace: int, head: int, now: float) -> int:
+        """An empty row; its index."""
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        self.index[name] = row
+        self.names[row] = name
+        self.open[row] = True
+        for field in ("length", "page_count", "chain_first", "chain_last", "ids_length", "link_cursor"):
+            getattr(self, field)[row] = 0
+        self.namespace[row] = namespace
+        self.head[row] = head
+        self.linked_at[row] = now
+        self.content.ensure(np.array([row]), np.array([1]))
+        self.content.data[1][self.content.offset[row]] = head
+        self.revise(np.array([row]))
+        return row
+
+    def remove(self, name: str) -> bool:
+        """Closes the row; False if it was not open."""
+        row = self.index.pop(name, None)
+        if row is None:
+            return False
+        self._release_pages(row, 0)
+        self.page_lists.release(row)
+        self.content.release(row)
+        self.open[row] = False
+        self.names[row] = ""
+        self.revise(np.array([row]))
+        self._free.append(row)
+        return True
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self._free = list(range(len(self.names)))
+        self.index.clear()
+        self.names = [""] * len(self.names)
+        self.open[:] = False
+        self.page_lists.clear()
+        self.content.clear()
+        self.holders[:] = 0
+        self.holder_sum[:] = 0
+        if self.revision.size:
+            self.revise(np.arange(self.revision.size))
+
+    def _grow(self) -> None:
+        old = len(self.names)
+        size = max(64, 2 * old)
+        for name in (*_FIELDS, "linked_at", "open"):
+            array = getattr(self, name)
+            out = np.zeros(size, dtype=array.dtype)
+            out[:old] = array
+            setattr(self, name, out)
+        self.page_lists.resize(size)
+        self.content.resize(size)
+        self.names.extend([""] * (size - old))
+        self._free.extend(range(size - 1, old - 1, -1))
+
+    def revise(self, rows: I64) -> None:
+        """Marks `rows` [n] as changed."""
+        self._revisions += 1
+        self.revision[rows] = self._revisions
+
+    # --- pages --------------------------------------------------------------------------------------------------------
+
+    def replace_pages(self, row: int, start: int, pages: I64) -> None:
+        """The page list from index `start` on becomes `pages` [p] (each in range or `HOLE`)."""
+        start = min(start, int(self.page_count[row]))
+        self._release_pages(row, start)
+        self.page_lists.ensure(np.array([row]), np.array([start + pages.size]))
+        first = int(self.page_lists.offset[row]) + start
+        self.page_lists.data[0][first : first + pages.size] = pages
+        self.page_count[row] = start + pages.size
+        self._hold(pages, np.full(pages.size, row), 1)
+
+    def set_pages(self, rows: I64, indices: I64, pages: I64) -> tuple[I64, I64]:
+        """Entry `indices[i]` of `rows[i]` becomes `pages[i]`; unchanged ones are legal. Returns the rows whose entry
+        named another page before, and these entries' indices."""
+        lists = self.page_lists
+        lists.ensure(rows, indices + 1)
+        flat = lists.offset[rows] + indices
+        before = lists.data[0][flat]
+        moved = before != pages
+        if not moved.any():
+            return rows[:0], indices[:0]
+        flat, where = np.unique(flat[moved], return_index=True)
+        where = np.flatnonzero(moved)[where]
+        rows, indices, pages, before = rows[where], indices[where], pages[where], before[where]
+        lists.data[0][flat] = pages
+        np.maximum.at(self.page_count, rows, indices + 1)
+        self._hold(before, rows, -1)
+        self._hold(pages, rows, 1)
+        replaced = before != HOLE
+        return rows[replaced], indices[replaced]
+
+    def _release_pages(self, row: int, start: int) -> None:
+        first, count = int(self.page_lists.offset[row]), int(self.page_count[row])
+        view = self.page_lists.data[0][first + start : first + count]
+        self._hold(view, np.full(view.size, row), -1)
+        view[:] = HOLE
+        self.page_count[row] = min(start, count)
+
+    def _hold(self, pages: I64, rows: I64, by: int) -> None:
+        there = pages != HOLE
+        if not there.all():
+            pages, rows = pages[there], rows[there]
+        np.add.at(self.holders, pages, by)
+        np.add.at(self.holder_sum, pages, by * (rows + 1))
+
+    def pages_of(self, row: int) -> I64:
+        """A view of the row's page list."""
+        first = int(self.page_lists.offset[row])
+        return self.page_lists.data[0][first : first + int(self.page_count[row])]
+
+    # --- positions ----------------------------------------------------------------------------------------------------
+
+    def ring_index(self, positions: I64) -> I64:
+        """Place of `positions` [n] in their row's pages."""
+        return positions % self.ring if self.ring else positions
+
+    def window_first(self, rows: I64) -> I64:
+        """First position of each of `rows` [n] that still exists."""
+        if not self.ring:
+            return np.zeros(rows.size, dtype=np.int64)
+        return np.maximum(0, self.length[rows] - self.ring)
+
+    def slots_at(self, rows: I64, positions: I64) -> I64:
+        """Slot of each (row, position), `HOLE` where there is none. [n]"""
+        places = self.ring_index(positions)
+        indices = places // self.page_size
+        listed = (positions >= 0) & (indices < self.page_count[rows])
+        flat = self.page_lists.offset[rows] + np.where(listed, indices, 0)
+        pages = np.where(listed, self.page_lists.data[0][flat], HOLE)
+        return np.where(pages == HOLE, HOLE, pages * self.page_size + places % self.page_size)
+
+    def written_positions(self, rows: I64) -> tuple[I64, I64]:
+        """All existing positions of `rows` [n]: (row, position) of each."""
+        first = self.window_first(rows)
+        positions, owner = expand(first, self.length[rows] - first)
+        return rows[owner], positions
+
+    def position_in(self, rows: I64, indices: I64, offsets: I64) -> I64:
+        """Newest written position of `rows[i]` at `offsets[i]` of its page `indices[i]`, -1 if none. [n]"""
+        place = indices * self.page_size + offsets
+        length = self.length[rows]
+        if not self.ring:
+            return np.where(place < length, place, -1)
+        newest = place + ((length - 1 - place) // self.ring) * self.ring
+        return np.where((place < length) & (place < self.ring), newest, -1)
+
+    # --- holders ------------------------------------------------------------------------------------------------------
+
+    def held_by_others(self, pages: I64, rows: I64) -> Mask:
+        """Whether a list entry other than one of `rows[i]` names `pages[i]`. [n]"""
+        count = self.holders[pages]
+        return (count > 1) | ((count == 1) & (self.holder_sum[pages] != rows + 1))
+
+    def entries_of(self, pages: I64) -> tuple[I64, I64, I64]:
+        """All list entries that name one of `pages`: (page, row, index) of each. Looks at all page lists."""
+        lists = self.page_lists
+        wanted = np.zeros(self.num_pages + 1, dtype=np.bool_)
+        wanted[pages] = True
+        flat = np.flatnonzero(wanted[lists.data[0][: lists.used]])
+        rows = lists.row_of[flat]
+        return lists.data[0][flat], rows, flat - lists.offset[rows]
+
+    def some_holder(self, page: int) -> int:
+        """An open row that holds `page`, or `UNKNOWN_ROW`."""
+        if not 0 <= page < self.num_pages or not self.holders[page]:
+            return UNKNOWN_ROW
+        if self.holders[page] == 1:
+            return int(self.holder_sum[page]) - 1
+        return int(self.entries_of(np.array([page]))[1][0])
+
+
+def segments(rows: I64, positions: I64) -> I64:
+    """Index of each first element of a stretch of one row's consecutive positions."""
+    starts = changes(rows)
+    starts[1:] |= positions[1:] != positions[:-1] + 1
+    return np.flatnonzero(starts)
