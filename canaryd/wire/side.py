@@ -167,7 +167,11 @@ class SideClient:
         Raises ConnectionError if the daemon is gone, MalformedFrame or OversizedFrame if it answers nonsense.
         """
         try:
-            data, fds, truncated = _receive(self._socket)
+            try:
+                data, fds, truncated = _receive(self._socket)
+            except ConnectionResetError:
+                # a daemon that refuses without reading the hello resets us; its answer waits behind that error
+                data, fds, truncated = _receive(self._socket)
         except BlockingIOError:
             return None
         close_fds(fds)
