@@ -23,8 +23,8 @@ PORT_FILE = "http.port"
 """In `state_dir`: the port that was really bound."""
 _ENV_NOT_OURS = re.compile(r"CANARYD_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)")
 """What Kubernetes puts into every container of a namespace that has a Service named `canaryd`."""
-_ENV_CLIENT = re.compile(r"CANARYD_(CLIENT|ENGINE|DEMO)_\w+")
-"""Read by the engine's side, which may share an environment with the daemon."""
+_ENV_CLIENT = re.compile(r"CANARYD_(CLIENT|ENGINE|DEMO|TEST)_\w+")
+"""Read by the engine's side and by tests, which may share an environment with the daemon."""
 _SIZE = re.compile(r"(\d+)\s*(B|KiB|MiB|GiB)?")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MAX_FILE_BYTES = 1 << 20
@@ -45,6 +45,16 @@ def _path(value: object) -> object:
     if isinstance(value, str) and value:
         return Path(value)
     raise ValueError("not a path")
+
+
+def _word(value: object) -> object:
+    """YAML reads the words on and off as true and false."""
+    return ("on" if value else "off") if isinstance(value, bool) else value
+
+
+def _switch(value: object) -> object:
+    """YAML reads a bare `on` or `off` as a truth value."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 _Size = Annotated[int, BeforeValidator(_size)]
@@ -82,7 +92,11 @@ class WatchConfig(_Model):
     max_host_share: float = Field(default=0.2, gt=0, le=1, description="a share of one core above 0 and up to 1")
     max_age_live: float = Field(default=5.0, ge=0.1, le=86400, description="seconds from 0.1 to 86400")
     max_age_idle: float = Field(
-        default=60.0, ge=0.1, le=86400, description="seconds from 0.1 to 86400, and not below watch.max_age_live"
+        default=60.0,
+        ge=0.1,
+        le=86400,
+        validate_default=True,  # it may be the other one that was set
+        description="seconds from 0.1 to 86400, and not below watch.max_age_live",
     )
     bytes_per_burst: _Size = Field(
         default=2 << 30, ge=1 << 16, le=1 << 40, description='a size from 64 KiB to 1 TiB, such as 268435456 or "2GiB"'
@@ -102,8 +116,12 @@ class WatchConfig(_Model):
 class WorkersConfig(_Model):
     """The processes that map pools and run kernels."""
 
-    host: Literal["auto", "on", "off"] = Field(default="auto", description="auto (at the first host pool), on, or off")
-    gpus: Literal["auto", "off"] | list[str] = Field(default="auto", description="auto, off, or a list of GPU UUIDs")
+    host: Annotated[Literal["auto", "on", "off"], BeforeValidator(_word)] = Field(
+        default="auto", description="auto (at the first host pool), on, or off"
+    )
+    gpus: Annotated[Literal["auto", "off"] | list[str], BeforeValidator(_word)] = Field(
+        default="auto", description="auto, off, or a list of GPU UUIDs"
+    )
     backend: Literal["auto", "reference", "triton"] = Field(default="auto", description="auto, reference or triton")
     nice: int = Field(default=10, ge=0, le=19, description="a whole number from 0 to 19")
     hang_timeout: float = Field(default=15.0, ge=1, le=600, description="seconds from 1 to 600")
