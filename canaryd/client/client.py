@@ -168,6 +168,10 @@ class Client:
             return
         self._ops.engine_ns += time.perf_counter_ns() - started
 
+    def open_ops(self) -> frozenset[int]:
+        """Ops begun whose end is not yet in the stream; a snapshot provider leaves out what their ends will tell."""
+        return self._ops.open_ops()
+
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Send what is queued, for at most `timeout` seconds, and end the session. May be called twice."""
         if self._closed:

@@ -45,15 +45,14 @@ def _from_array(values: Any) -> bytes:
     """numpy arrays and CPU tensors, by what they can do: neither library is imported for this."""
     if hasattr(values, "numpy") and hasattr(values, "untyped_storage"):
         values = values.numpy()  # a tensor; raises TypeError for one that is on a GPU
-    interface = getattr(values, "__array_interface__", None)
-    if isinstance(interface, dict):
-        kind = interface["typestr"]
-        if kind == "<i8":
-            return bytes(values.tobytes())
-        if kind[1] not in "iu":
-            raise TypeError(f"columns hold integers, got an array of {kind}")
-        return _from_integers(values.reshape(-1).tolist())
-    return _from_integers(values)
+    code = getattr(getattr(values, "dtype", None), "str", None)
+    if code == "<i8":
+        return bytes(values.tobytes())
+    if code is None:
+        return _from_integers(values)
+    if code[1] not in "iu":
+        raise TypeError(f"columns hold integers, got an array of {code}")
+    return _from_integers(values.reshape(-1).tolist())
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec.structs import replace
 
@@ -19,7 +19,6 @@ from canaryd.wire.messages import Begin, Copies, End, PageSet, Remap, RowOpen, S
 
 Status = Literal["done", "failed", "aborted"]
 _STATUSES = ("done", "failed", "aborted")
-_EMPTY = Final()
 _MESSAGE_BYTES = 256
 """About what a queued message costs besides its columns."""
 
@@ -91,7 +90,7 @@ class Ops:
 
     def end(self, op: int, status: Status, final: Final | None) -> None:
         """Close an op whose writes are complete, behind the pending ends of its lane."""
-        message, size = _end_message(op, status, final or _EMPTY)
+        message, size = _end_message(op, status, final)
         with self.lock:
             self._last_call = time.monotonic()
             waiting = self._pending.get(self._lane_of(op))
@@ -103,7 +102,7 @@ class Ops:
 
     def end_after(self, op: int, events: Sequence[Event], status: Status, final: FinalSource) -> None:
         """Close an op once every event is done; `poll` does it."""
-        resolved = final if callable(final) else _end_message(op, status, final or _EMPTY)
+        resolved = final if callable(final) else _end_message(op, status, final)
         pending = _Pending(op=op, events=tuple(events), final=resolved, status=status)
         with self.lock:
             self._last_call = time.monotonic()
@@ -122,6 +121,11 @@ class Ops:
                 with self.lock:
                     waiting.popleft()
                     self._close(message, size)
+
+    def open_ops(self) -> frozenset[int]:
+        """Ops begun whose end is not yet in the stream."""
+        with self.lock:
+            return frozenset(self._open)
 
     def pending(self) -> bool:
         """Whether ends wait for their events."""
@@ -217,24 +221,31 @@ def _copies(copies: Copies) -> Copies:
     return replace(copies, sources=column(copies.sources), destinations=column(copies.destinations))
 
 
-def _end_message(op: int, status: Status, final: Final) -> tuple[End, int]:
+def _end_message(op: int, status: Status, final: Final | None) -> tuple[End, int]:
     """The message with columns copied, and about how many bytes it holds."""
     if status not in _STATUSES:
         raise ValueError(f"status must be one of {_STATUSES}, got {status!r}")
-    message = End(
-        op=op,
-        status=status,
-        closed=list(final.closed),
-        opened=[_row_open(row) for row in final.opened],
-        remaps=[_remap(remap) for remap in final.remaps],
-        voids=[_page_set(entry) for entry in final.voids],
-        writes=[_writes(writes) for writes in final.writes],
-        copies=[_copies(copies) for copies in final.copies],
-        freed=[_page_set(entry) for entry in final.freed],
-    )
-    size = _MESSAGE_BYTES + sum(len(row.pages) + len(row.ids) for row in message.opened)
-    size += sum(len(remap.pages) for remap in message.remaps)
-    size += sum(len(entry.pages) for entry in (*message.voids, *message.freed))
-    size += sum(3 * len(writes.slots) + 64 * len(writes.rows) for writes in message.writes)
-    size += sum(2 * len(copies.sources) for copies in message.copies)
-    return message, size
+    if final is None:
+        return End(op=op, status=status), _MESSAGE_BYTES
+    size = _MESSAGE_BYTES
+    # on the engine's thread, once per step, with most lists empty: each list is touched only if it holds something
+    facts: dict[str, list[Any]] = {}
+    if final.closed:
+        facts["closed"] = list(final.closed)
+    if final.opened:
+        facts["opened"] = [_row_open(row) for row in final.opened]
+        size += sum(len(row.pages) + len(row.ids) for row in facts["opened"])
+    if final.remaps:
+        facts["remaps"] = [_remap(remap) for remap in final.remaps]
+        size += sum(len(remap.pages) for remap in facts["remaps"])
+    if final.writes:
+        facts["writes"] = [_writes(writes) for writes in final.writes]
+        size += sum(3 * len(writes.slots) + 64 * len(writes.rows) for writes in facts["writes"])
+    if final.copies:
+        facts["copies"] = [_copies(copies) for copies in final.copies]
+        size += sum(2 * len(copies.sources) for copies in facts["copies"])
+    for name in ("voids", "freed"):
+        if sets := getattr(final, name):
+            facts[name] = [_page_set(entry) for entry in sets]
+            size += sum(len(entry.pages) for entry in facts[name])
+    return End(op=op, status=status, **facts), size
