@@ -22,13 +22,13 @@ def column(values: Ints) -> bytes:
     Raises TypeError for what is not integers, OverflowError for an integer of more than 64 bits, ValueError for raw
     bytes whose number is not a multiple of 8.
     """
+    if hasattr(values, "dtype"):
+        return _from_array(values)
     if isinstance(values, bytes | bytearray):
         return _raw(bytes(values))
     if isinstance(values, memoryview):
         return _raw(values.tobytes()) if values.format == "B" else _from_integers(values.tolist())
-    if isinstance(values, list | tuple | range | array.array):
-        return _from_integers(values)
-    return _from_array(values)
+    return _from_integers(values)
 
 
 def _from_integers(values: Iterable[int]) -> bytes:
@@ -45,11 +45,9 @@ def _from_array(values: Any) -> bytes:
     """numpy arrays and CPU tensors, by what they can do: neither library is imported for this."""
     if hasattr(values, "numpy") and hasattr(values, "untyped_storage"):
         values = values.numpy()  # a tensor; raises TypeError for one that is on a GPU
-    code = getattr(getattr(values, "dtype", None), "str", None)
+    code = values.dtype.str
     if code == "<i8":
         return bytes(values.tobytes())
-    if code is None:
-        return _from_integers(values)
     if code[1] not in "iu":
         raise TypeError(f"columns hold integers, got an array of {code}")
     return _from_integers(values.reshape(-1).tolist())
