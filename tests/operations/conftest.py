@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -22,8 +22,15 @@ INTERVAL = "250ms"
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    """Starts programs; their logs are printed when the test ends, so that a failure shows them."""
+def socket_dir() -> Iterator[Path]:
+    """A folder with a short name: a Unix socket's path has 107 bytes, and pytest's folders are long."""
+    with tempfile.TemporaryDirectory(prefix="canaryd-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, socket_dir: Path) -> Iterator[Programs]:
+    """Starts programs and stops them before `socket_dir` goes; their logs are printed then, for a failure to show."""
     started = Programs(tmp_path)
     yield started
     started.stop()
@@ -55,9 +62,8 @@ def webhook() -> Iterator[tuple[str, queue.Queue[dict[str, Any]]]]:
 
 
 @pytest.fixture
-def daemon(programs: Programs, tmp_path: Path) -> Daemon:
-    """A live daemon without a GPU, with an engine's connection to expect at `socket_dir`."""
-    folder = Path("/tmp") / f"canaryd-{os.getpid()}-{free_port()}"  # short: a Unix socket's path has 107 bytes
+def daemon(programs: Programs, tmp_path: Path, socket_dir: Path) -> Daemon:
+    """A live daemon without a GPU that waits for engines at `socket_dir`."""
     port = free_port()
     programs.start(
         "canaryd",
@@ -65,7 +71,7 @@ def daemon(programs: Programs, tmp_path: Path) -> Daemon:
         f"http://127.0.0.1:{port}",
         healthy="/healthz",
         CANARYD_HTTP__PORT=str(port),
-        CANARYD_SOCKET_DIR=str(folder),
+        CANARYD_SOCKET_DIR=str(socket_dir),
         CANARYD_STATE_DIR=str(tmp_path / "state"),
         CANARYD_WORKERS__HOST="on",
         CANARYD_WORKERS__GPUS="off",
@@ -73,7 +79,7 @@ def daemon(programs: Programs, tmp_path: Path) -> Daemon:
         CANARYD_WATCH__MAX_AGE_IDLE="0.5",
         CANARYD_WATCH__MAX_ENGINE_LOSS="0.5",
     )
-    return Daemon(f"http://127.0.0.1:{port}", folder, tmp_path / "state")
+    return Daemon(f"http://127.0.0.1:{port}", socket_dir, tmp_path / "state")
 
 
 @pytest.fixture
