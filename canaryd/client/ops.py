@@ -66,6 +66,7 @@ class Ops:
         self._last_op = 0
         self._open: dict[int, Begin] = {}
         self._pending: dict[str, deque[_Pending]] = {}
+        self._ending: set[int] = set()
         self._snapshot_wanted = False
         self._last_call = 0.0
 
@@ -97,6 +98,7 @@ class Ops:
             if waiting:
                 # facts of a lane apply in the order of its ops
                 waiting.append(_Pending(op=op, events=(), final=(message, size), status=status))
+                self._ending.add(op)
             else:
                 self._close(message, size)
 
@@ -107,10 +109,13 @@ class Ops:
         with self.lock:
             self._last_call = time.monotonic()
             self._pending.setdefault(self._lane_of(op), deque()).append(pending)
+            self._ending.add(op)
 
     def poll(self) -> None:
         """Send the ends whose events are done, in order within each lane. Sender's thread only."""
-        for waiting in list(self._pending.values()):
+        with self.lock:
+            lanes = list(self._pending.items())
+        for lane, waiting in lanes:
             while waiting and all(event.query() for event in waiting[0].events):
                 pending = waiting[0]
                 if callable(pending.final):
@@ -120,6 +125,9 @@ class Ops:
                     message, size = pending.final
                 with self.lock:
                     waiting.popleft()
+                    if not waiting:
+                        del self._pending[lane]
+                    self._ending.discard(message.op)
                     self._close(message, size)
 
     def open_ops(self) -> frozenset[int]:
@@ -129,7 +137,7 @@ class Ops:
 
     def pending(self) -> bool:
         """Whether ends wait for their events."""
-        return any(self._pending.values())
+        return bool(self._pending)
 
     def want_snapshot(self) -> None:
         """Take a snapshot at the next `begin`, or when the engine is idle."""
@@ -173,6 +181,8 @@ class Ops:
         begun = self._open.get(op)
         if begun is None:
             raise ValueError(f"op {op} is not open")
+        if op in self._ending:
+            raise ValueError(f"op {op} has been ended already and waits for its events")
         return begun.lane
 
     def _close(self, message: End, size: int) -> None:

@@ -1,0 +1,77 @@
+"""The order that the whole design rests on: number, announce, enqueue; and gaps on a full queue."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+
+from canaryd.client.stream import Stream
+from canaryd.wire.announce import AnnouncePage
+from canaryd.wire.messages import Begin
+
+
+class WatchedQueue(deque[tuple[int, int, Begin]]):
+    """Looks at the announce page at the moment in which a message becomes visible."""
+
+    def __init__(self, page: AnnouncePage) -> None:
+        super().__init__()
+        self._page = page
+        self.announced: list[tuple[int, int]] = []
+
+    def append(self, item: tuple[int, int, Begin]) -> None:
+        self.announced.append((item[0], self._page.read()))
+        super().append(item)
+
+
+@pytest.fixture
+def page() -> Iterator[AnnouncePage]:
+    page = AnnouncePage.create()
+    yield page
+    page.close()
+
+
+def test_page_is_raised_before_the_message_is_visible(page: AnnouncePage) -> None:
+    stream = Stream(limit=10, limit_bytes=1000)
+    stream.open(page)
+    queue = WatchedQueue(page)
+    stream._queue = queue  # type: ignore[assignment]
+    for op in range(1, 6):
+        stream.put(Begin(op=op), 8)
+    assert queue.announced == [(number, number) for number in range(1, 6)]
+
+
+@pytest.mark.parametrize(("limit", "limit_bytes"), [(3, 1000), (100, 30)])
+def test_full_queue_shows_as_a_gap(page: AnnouncePage, limit: int, limit_bytes: int) -> None:
+    stream = Stream(limit=limit, limit_bytes=limit_bytes)
+    stream.open(page)
+    for op in range(1, 6):
+        stream.put(Begin(op=op), 10)
+    assert (len(stream), stream.dropped, stream.number, page.read()) == (3, 2, 5, 5)
+    assert stream.peek() == (1, Begin(op=1))
+    stream.pop()
+    stream.put(Begin(op=6), 10)
+    numbers = []
+    while (head := stream.peek()) is not None:
+        numbers.append(head[0])
+        stream.pop()
+    assert numbers == [2, 3, 6]
+    stream.put(Begin(op=7), 10)
+    assert stream.peek() == (7, Begin(op=7))
+
+
+def test_sessions_start_from_one_and_discard_what_waits(page: AnnouncePage) -> None:
+    stream = Stream(limit=10, limit_bytes=1000)
+    stream.put(Begin(op=1), 8)
+    assert not stream.live
+    assert stream.peek() is None
+    stream.open(page)
+    stream.put(Begin(op=2), 900)
+    other = AnnouncePage.create()
+    stream.open(other)
+    assert stream.peek() is None
+    stream.put(Begin(op=3), 900)
+    assert stream.peek() == (1, Begin(op=3))
+    assert other.read() == 1
+    other.close()
