@@ -39,7 +39,7 @@ def launch_compare(
     if n == 0:
         return
     if resolve_backend(backend, records) == "triton":
-        from canary_kernels.device import compare as kernels
+        import canary_kernels.device.compare as kernels
 
         with device_guard(records):
             kernels.compare(records, slots, digests, sums, out, item_base=item_base)

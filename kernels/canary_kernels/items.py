@@ -86,7 +86,7 @@ def launch_plan_items(
     if n == 0:
         return
     if resolve_backend(backend, out.slots) == "triton":
-        from canary_kernels.device import items as kernels
+        import canary_kernels.device.items as kernels
 
         with device_guard(out.slots):
             kernels.plan_items(runs, out, num_pages=num_pages, page_size=page_size)

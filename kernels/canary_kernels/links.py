@@ -67,7 +67,7 @@ def launch_links(
     if n == 0:
         return
     if resolve_backend(backend, records) == "triton":
-        from canary_kernels.device import links as kernels
+        import canary_kernels.device.links as kernels
 
         run = kernels.links
     else:

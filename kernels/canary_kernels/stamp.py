@@ -32,7 +32,7 @@ def launch_stamp(
         records: int64 [num_slots, 8], see `canary_kernels.records`.
         slots, positions, tokens, generations, digests, sums: int64 [n]. A slot outside [0, num_slots) or a negative
             position is skipped: nothing is stored and the chain does not advance. Token -1 is unknown; its record
-            carries `CHAIN_UNKNOWN`. Slots of one launch must differ: of two items with one slot, fields of both may stay.
+            carries `CHAIN_UNKNOWN`. Slots of one launch must differ: of two items with one slot fields may mix.
         item_offsets: int64 [k+1]; run r has items [item_offsets[r], item_offsets[r+1]).
         seeds: int64 [k], the hash before each run's first token.
         key: secret of the native chain, any 64-bit integer.
@@ -61,7 +61,7 @@ def launch_stamp(
     if n == 0:
         return
     if resolve_backend(backend, records) == "triton":
-        from canary_kernels.device import stamp as kernels
+        import canary_kernels.device.stamp as kernels
 
         run = kernels.stamp
     else:

@@ -1,0 +1,66 @@
+"""Every kernel of the daemon's own path compiles for GPUs that this machine does not have."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from compile import CAPABILITIES, KernelSpec, compile_kernels
+
+I64 = "*i64"
+
+
+def spec(module: str, kernel: str, pointers: str, *, num_warps: int = 4, **constants: int | bool) -> KernelSpec:
+    types = {name: "*u8" if name == "region_bytes" else I64 for name in pointers.split()}
+    return KernelSpec(
+        module=f"canary_kernels.device.{module}",
+        kernel=kernel,
+        pointers=types,
+        constants=constants,
+        num_warps=num_warps,
+    )
+
+
+LINKS = "records slots positions prev_slots run_numbers tokens heads rows count"
+STAMP = "records slots positions item_offsets seeds tokens generations digests sums"
+DIGEST = "slots table word_keys digests sums region_bytes"
+SPECS = [
+    spec(
+        "items",
+        "plan_items_kernel",
+        "pages page_offsets first_offsets item_offsets first_positions first_prev_slots out_slots out_positions "
+        "out_prev_slots out_run_numbers",
+        BLOCK=256,
+    ),
+    *(
+        spec(
+            "digest",
+            "digest_kernel",
+            DIGEST,
+            WHOLE=whole,
+            WITH_BYTES=tops,
+            REGIONS=8,
+            WORD_BLOCKS=blocks,
+            SLOTS=4,
+            WORDS=256,
+        )
+        for whole, tops, blocks in ((True, False, 1), (True, True, 2), (False, False, 2), (False, True, 1))
+    ),
+    spec("digest", "fold_kernel", "slots table folds sums", SLOTS=32, num_warps=1),
+    spec("digest", "fold_total_kernel", "slots folds digests region_bytes", SLOTS=32, WITH_BYTES=True, num_warps=1),
+    spec("stamp", "stamp_kernel", STAMP, NATIVE=True, BLOCK=256),
+    spec("stamp", "stamp_kernel", STAMP, NATIVE=False, BLOCK=1, num_warps=1),
+    spec("compare", "compare_kernel", "records slots digests sums rows count", BLOCK=256),
+    spec("links", "links_kernel", LINKS, NATIVE=True, BLOCK=256),
+    spec("links", "links_kernel", LINKS, NATIVE=False, BLOCK=256),
+]
+
+
+@pytest.mark.slow
+def test_kernels_compile(tmp_path: Path) -> None:
+    done = compile_kernels(SPECS, cache=tmp_path)
+    assert len(done) == len(SPECS) * len(CAPABILITIES)
+    assert all(one.cubin_bytes > 0 for one in done)

@@ -1,0 +1,120 @@
+"""Records: every field, the chain inside a run, skipped items, and SGLang's own write kernel beside it."""
+
+from __future__ import annotations
+
+import native_oracle as oracle
+import pytest
+import torch
+from canary_kernels import CHAIN_UNKNOWN, STAMPED, KernelArgumentError, chain_head, launch_stamp
+from native_layouts import poisoned
+
+
+def stamp(backend, device, records, **columns):
+    scheme, key = columns.pop("scheme"), columns.pop("key")
+    launch_stamp(
+        records=records,
+        scheme=scheme,
+        key=key,
+        backend=backend,
+        **{name: torch.tensor(values, dtype=torch.int64, device=device) for name, values in columns.items()},
+    )
+
+
+@pytest.mark.parametrize("lengths", [[1] * 9, [0, 3, 0, 600, 1], [257]])
+def test_records_are_the_oracles(lengths, scheme, backend, device, generator, ran):
+    if scheme == "sglang" and backend == "triton" and device == "cpu":
+        lengths = [min(length, 40) for length in lengths]  # one interpreted step per item
+    n = sum(lengths)
+    num_slots = n + 10
+
+    def draw(low, high, count=n):
+        return torch.randint(low, high, (count,), generator=generator).tolist()
+
+    slots = torch.randperm(num_slots, generator=generator)[:n].tolist()
+    for wild in (-1, num_slots, (1 << 63) - 1):
+        slots[draw(0, n, 1)[0]] = wild
+    positions = draw(0, 5000)
+    positions[draw(0, n, 1)[0]] = -1
+    tokens = draw(-1, 1 << 20)
+    columns = {
+        "tokens": tokens,
+        "generations": draw(0, 1 << 40),
+        "digests": draw(-(1 << 62), 1 << 62),
+        "sums": draw(-(1 << 62), 1 << 62),
+    }
+    offsets = [0]
+    for length in lengths:
+        offsets.append(offsets[-1] + length)
+    seeds = draw(-(1 << 62), 1 << 62, len(lengths))
+    secret = draw(0, 1 << 62, 1)[0] << 1
+    records = poisoned(num_slots, 8, device=device)
+    wanted = records.tolist()
+    for run in range(len(lengths)):
+        part = range(offsets[run], offsets[run + 1])
+        live = [0 <= slots[item] < num_slots and positions[item] >= 0 for item in part]
+        known = [positions[item] if alive else -1 for item, alive in zip(part, live, strict=True)]
+        steps = oracle.chain(scheme, seeds[run], [tokens[item] for item in part], known, secret)
+        for item, alive, (before, _) in zip(part, live, steps, strict=True):
+            if alive:
+                flags = STAMPED | (CHAIN_UNKNOWN if tokens[item] < 0 else 0)
+                wanted[slots[item]] = [
+                    tokens[item],
+                    positions[item],
+                    before,
+                    columns["digests"][item],
+                    columns["sums"][item],
+                    columns["generations"][item],
+                    flags,
+                    0,
+                ]
+    stamp(
+        backend,
+        device,
+        records,
+        slots=slots,
+        positions=positions,
+        item_offsets=offsets,
+        seeds=seeds,
+        scheme=scheme,
+        key=secret,
+        **columns,
+    )
+    assert records.tolist() == wanted
+    assert (ran["stamp_kernel"] > 0) == (backend == "triton")
+
+
+def test_bad_records_are_refused(backend):
+    one = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(KernelArgumentError, match=r"records must have 8 columns, got shape \(4, 4\)"):
+        launch_stamp(
+            records=torch.zeros((4, 4), dtype=torch.int64),
+            slots=one,
+            positions=one,
+            item_offsets=torch.zeros(2, dtype=torch.int64),
+            seeds=one,
+            tokens=one,
+            generations=one,
+            digests=one,
+            sums=one,
+            backend=backend,
+        )
+
+
+def test_the_chain_of_an_empty_namespace_starts_at_the_anchor(backend, scheme):
+    records = poisoned(1, 8)
+    stamp(
+        backend,
+        "cpu",
+        records,
+        slots=[0],
+        positions=[0],
+        item_offsets=[0, 1],
+        seeds=[chain_head(scheme)],
+        tokens=[5],
+        generations=[1],
+        digests=[2],
+        sums=[3],
+        scheme=scheme,
+        key=0,
+    )
+    assert records[0, 2].item() == oracle.signed(oracle.s(oracle.ANCHOR))
