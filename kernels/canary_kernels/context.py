@@ -115,7 +115,7 @@ def validate_real_kv_source(
         )
     if address % 16:
         fail(
-            kernel, "tensor", "alignment", f"RealKvSource.tensor base address must be 16-byte aligned, got {address:#x}"
+            kernel, "tensor", "alignment", f"RealKvSource.tensor base address must be 16-byte aligned, got {address}"
         )
 
 
