@@ -393,6 +393,9 @@ class FinalSets:
         seg_rows, seg_first = rows[starts], positions[starts]
         if not self._group.holes_ok:
             jumps = seg_first > table.length[seg_rows]
+            if self._group.ring:
+                # of a chunk longer than the window only the window is kept
+                jumps &= np.diff(np.append(starts, rows.size)) < self._group.ring
             if jumps.any():
                 at = starts[jumps]
                 self.checks.fault(

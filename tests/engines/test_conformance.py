@@ -73,7 +73,9 @@ def test_cache_pressure_resets_requests(start: Start, kind: str) -> None:
     made = prompts(6, 10, shared=20, longest=60)
     engine.manager.add_requests(made)
     engine.finish(len(made))
-    assert engine.recorder.seen["closed"] > 10 - 10 * (kind == "sliding"), "no request was preempted"
+    assert engine.recorder.seen["closed"] > 10, "no request was preempted"
+    if kind == "sliding":
+        assert engine.recorder.seen["voids"] > 0, "no sector changed hands"
 
 
 @pytest.mark.parametrize("kind", ["llama", "sliding"])

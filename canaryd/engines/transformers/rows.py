@@ -83,7 +83,7 @@ class Rows:
         self._states: list[Any] = []
         self._batch_rows: list[Row] = []
         self._tables: list[list[list[int]]] = []
-        self._lengths: list[list[int]] = []
+        self._known: list[list[list[int]]] = []
         self._steps: deque[_Step] = deque(maxlen=_STEPS_REMEMBERED)
         self._adopt()
 
@@ -174,14 +174,11 @@ class Rows:
         """Open the rows that are new in the batch and tell of those that grew."""
         states = [future.state for future in batch]
         if len(states) == len(self._states) and all(map(is_, states, self._states)):
-            for group in self._groups:
-                lengths = list(map(len, self._tables[group.number]))
-                before = self._lengths[group.number]
-                if lengths != before:
-                    for row, now, then in zip(self._batch_rows, lengths, before, strict=True):
-                        if now != then:
-                            self._compare(row, group, final)
-                    self._lengths[group.number] = lengths
+            for tables, known, group in zip(self._tables, self._known, self._groups, strict=True):
+                # whole lists, not lengths: a table that something else overwrote must be told as it is
+                if tables != known:
+                    for row in self._batch_rows:
+                        self._compare(row, group, final)
             return self._batch_rows
         rows = []
         for future in batch:
@@ -198,7 +195,7 @@ class Rows:
         self._states, self._batch_rows = states, rows
         tables = [group.allocator.block_table for group in self._groups]
         self._tables = [[table[row.request_id] for row in rows] for table in tables]
-        self._lengths = [list(map(len, lists)) for lists in self._tables]
+        self._known = [[row.pages[group.number] for row in rows] for group in self._groups]
         return rows
 
     def _apply_forks(self, final: Final) -> None:
@@ -278,7 +275,7 @@ class Rows:
             return
         shared = min(len(table), len(known))
         start = next((i for i in range(shared) if table[i] != known[i]), shared)
-        row.pages[group.number] = list(table)
+        known[:] = table
         final.remap(row.name, group.number, start, table[start:])
         self._came_into_use[group.number].update(table[start:])
 
