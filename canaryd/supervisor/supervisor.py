@@ -32,7 +32,7 @@ from canaryd.metrics import MetricsView
 from canaryd.status import StatusDocument, status_document
 from canaryd.supervisor.fleet import STOP_SECONDS, Fleet
 from canaryd.supervisor.intake import Intake, IntakeRules
-from canaryd.supervisor.sessions import State, effective_uids
+from canaryd.supervisor.sessions import effective_uids
 from canaryd.supervisor.sockets import DirectoryLock, EngineSockets, prepare_socket_dir, prepare_state_dir
 from canaryd.supervisor.views import metrics_view
 from canaryd.supervisor.workers import WorkerProcess
@@ -274,8 +274,7 @@ class Supervisor:
                 self.fleet.drain(self._handle)
             time.sleep(0.01)
         self.close()
-        attached = sum(record.state is State.ATTACHED for record in self.intake.records.values())
-        log.info("ended", engines_left=attached)
+        log.info("ended")
 
     def close(self) -> None:
         """Let go of everything; `run` does it by itself."""

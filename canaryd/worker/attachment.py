@@ -28,6 +28,8 @@ TAIL_GAP_SECONDS = 1.0
 _MIN_STAMPS = 256
 _MAX_STAMPS = 65536
 _LOCATED_PER_BURST = 8
+_MAX_FLIPPED_BITS = 8
+"""One word that differs in more bits was overwritten rather than hit."""
 
 
 class Attachment:
@@ -192,6 +194,7 @@ class Attachment:
             return {}
         bits = change.changed_bits
         return {
+            "classification": "bit_flip" if bits.bit_count() <= _MAX_FLIPPED_BITS else "word",
             "region": self._attach.groups[group].regions[change.region].name,
             "byte_offset": change.byte_offset,
             "changed_bits": f"{bits:#018x}",

@@ -118,5 +118,5 @@ def test_what_kubernetes_injects_is_not_ours() -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere.yaml"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         config.load(tmp_path / "nowhere.yaml", {})
