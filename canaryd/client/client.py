@@ -118,7 +118,12 @@ class Client:
 
     def start(self) -> None:
         """Start the thread that talks to the daemon. Calls before it are tracked but reach nobody."""
-        self._sender.start()
+        if self._off:
+            return
+        try:
+            self._sender.start()
+        except RuntimeError as error:  # no more threads, or started twice
+            self._fail("start", error)
 
     def begin(self, lane: str = "main", scope: Sequence[PageSet] | None = None) -> int:
         """An op that may write the pool begins; call it *before* anything is written.

@@ -154,7 +154,7 @@ class Sender:
                 rows = [replace(row, ids=b"") for row in message.rows]
                 return self._send(link, number, Snapshot(open_ops=message.open_ops, rows=rows, cached=message.cached))
             self.dropped += 1
-            self._say(f"A message was dropped: {error}.")
+            self._say(f"A message was dropped: {error}.", logging.WARNING)
             return True
         self.sent += sent
         return sent
@@ -170,16 +170,15 @@ class Sender:
                 self._ops.want_snapshot()
             case Rejected():
                 self.rejected += 1
-                self._say(f"The daemon rejected a message as {answer.reason}: {answer.detail}")
+                self._say(f"The daemon rejected a message as {answer.reason}: {answer.detail}", logging.WARNING)
             case WhoAreYou():
                 self._drop_session(now + self._timing.poll_seconds, "The daemon does not know this session.")
             case Refused():
-                self._drop_session(
-                    now + self._timing.refused_retry_seconds, f"Attachment refused: {answer.cause} {answer.remedy}"
-                )
+                why = f"Attachment refused: {answer.cause} {answer.remedy}"
+                self._drop_session(now + self._timing.refused_retry_seconds, why, logging.WARNING)
                 self.state = "refused"
 
-    def _drop_session(self, retry_at: float, why: str) -> None:
+    def _drop_session(self, retry_at: float, why: str, level: int = logging.INFO) -> None:
         link, self._link = self._link, None
         self._ops.close_session()
         if link is not None:
@@ -187,13 +186,13 @@ class Sender:
             link.hang_up()
         self._retry_at = retry_at
         self.state = "searching"
-        self._say(why)
+        self._say(why, level)
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, level: int = logging.INFO) -> None:
         """Log a sentence once, until another one is due."""
         if text != self._said:
             self._said = text
-            logger.warning("%s", text)
+            logger.log(level, "%s", text)
 
     def _wait(self) -> None:
         if self._link is not None:

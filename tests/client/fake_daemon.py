@@ -31,6 +31,7 @@ class FakeDaemon:
         self.page: AnnouncePage | None = None
         self.peer_route: bytes | None = None
         self.gone = 0
+        self.refusals = 0
         self._listener = SideListener(directory / "side.sock")
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -63,6 +64,7 @@ class FakeDaemon:
             self.frames.append((header, message))
             if isinstance(message, Attach):
                 if self.refuse is not None:
+                    self.refusals += 1
                     self.say(self.refuse, header.session)
                 else:
                     self.say(Attached(described_ratio=1.0, scheme="native"), header.session)
@@ -81,6 +83,7 @@ class FakeDaemon:
         hello, fds = greeting
         self._waiting.remove(waiting)
         if self.side_refuse is not None:
+            self.refusals += 1
             close_fds(fds)
             waiting.answer(self.side_refuse)
             waiting.close()
