@@ -14,7 +14,7 @@ from canaryd.watch.group import Group
 from canaryd.watch.ledger import HAS_CHAIN, HAS_POSITION
 from canaryd.watch.ledger_checks import Claims, LedgerChecks
 from canaryd.watch.report import SlotState
-from canaryd.watch.rows import HOLE, UNKNOWN_ROW, segments
+from canaryd.watch.rows import HOLE, LEAVING_ROW, UNKNOWN_ROW, segments
 from canaryd.wire.messages import Column, Copies, RowOpen, Writes
 
 MAX_POSITIONS = 1 << 22
@@ -27,12 +27,13 @@ class MalformedSets(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """The op whose sets are applied. `begun_at`, `now`: when its begin and its end were applied. `judged`: whether
-    ledger checks may raise findings."""
+    """The op whose sets are applied. `begun_at`, `now`: when its begin and its end were applied. `closed`: the rows
+    that its end closes. `judged`: whether ledger checks may raise findings."""
 
     op: int
     begun_at: float
     now: float
+    closed: frozenset[str] = frozenset()
     judged: bool = True
 
 
@@ -239,8 +240,11 @@ class FinalSets:
             raise MalformedSets("columns of writes differ in length")
         index = group.rows.index
         named = np.fromiter((index.get(row, UNKNOWN_ROW) for row in writes.rows), np.int64, len(writes.rows))
-        if (named == UNKNOWN_ROW).any():
-            self._counters.oddities[Oddity.UNKNOWN_ROW] += int(np.count_nonzero(named == UNKNOWN_ROW))
+        for at in np.flatnonzero(named == UNKNOWN_ROW).tolist():
+            if writes.rows[at] in cause.closed:
+                named[at] = LEAVING_ROW
+            else:
+                self._counters.oddities[Oddity.UNKNOWN_ROW] += 1
         rows = np.repeat(named, counts)
         inside = (slots >= 0) & (slots < group.num_slots)
         if not inside.all():

@@ -161,7 +161,7 @@ class FindingLog:
         slot = int(slots[0])
         inside = 0 <= slot < group.num_slots
         page = slot // group.page_size
-        if row == UNKNOWN_ROW:
+        if row < 0:
             row = group.rows.some_holder(page)
         written = float(group.ledger.ended_at[slot]) if inside else -np.inf
         pages = np.unique(slots // group.page_size)[:MAX_RANGES]

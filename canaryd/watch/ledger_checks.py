@@ -14,6 +14,7 @@ from canaryd.watch.findings import FindingLog
 from canaryd.watch.group import Group
 from canaryd.watch.ledger import HAS_CHAIN
 from canaryd.watch.report import SlotState
+from canaryd.watch.rows import LEAVING_ROW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class LedgerChecks:
         claim without a write, content that the ledger knows to be the claimed one settles the matter.
         """
         group, rows, ledger = self._group, self._group.rows, self._group.ledger
-        shared = rows.held_by_others(claims.slots // group.page_size, claims.rows)
+        shared = rows.held_by_others(claims.slots // group.page_size, claims.rows) & (claims.rows != LEAVING_ROW)
         if not shared.any():
             return
         claims = claims.take(shared)

@@ -10,6 +10,8 @@ from canaryd.watch.burst import I64
 from canaryd.watch.columns import Mask, changes, expand
 
 UNKNOWN_ROW = -1
+LEAVING_ROW = -2
+"""A row that the same end closes: it is closed before its writes are applied, and they are not held against others."""
 HOLE = -1
 """A row's page that is not there."""
 

@@ -166,7 +166,7 @@ class Watch:
             self.counters.oddities[Oddity.UNKNOWN_OP] += 1
         else:
             self._uncover(op)
-        cause = Cause(op=message.op, begun_at=op.begun_at if op else now, now=now)
+        cause = Cause(op=message.op, begun_at=op.begun_at if op else now, now=now, closed=frozenset(message.closed))
         self._log.start()
         for name in message.closed:
             if not [True for sets in self._sets if sets.close_row(name)]:

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.watch.simulation import Simulation
+
+TURNS = 2500
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_healthy_engine_raises_nothing(seed: int) -> None:
+    simulation = Simulation(seed, scheme="sglang" if seed % 4 == 3 else "native")
+    simulation.run(TURNS)
+    simulation.quiesce()
+    assert simulation.findings == []
+    counters = simulation.watch.counters
+    assert counters.stamped > 100
+    assert counters.verified["live"] > 20
+    assert counters.verified["links"] > 100
