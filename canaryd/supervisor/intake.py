@@ -31,6 +31,7 @@ log = event_logger(__name__)
 
 GREETING_SECONDS = 5.0
 FRAMES_PER_TURN = 512
+_MAX_GREETINGS = 64
 _MAX_RECORDS_PER_SESSION = 4
 
 
@@ -48,6 +49,7 @@ class IntakeRules:
 class _Greeting:
     side: SideConnection
     deadline: float
+    objection: AttachRefused | None
 
 
 @dataclass
@@ -87,29 +89,29 @@ class Intake:
     def serve_side(self, now: float) -> None:
         """Accept, greet, and see which engines died."""
         while (side := self._accept()) is not None:
-            if side.peer.uid not in self.rules.uids:
-                self._refuse_side(
-                    side,
-                    AttachRefused(
-                        RefusalReason.PEER_CREDENTIALS,
-                        f"The engine runs as user {side.peer.uid}, which may not attach here.",
-                        "Run it as the daemon's user, or add the user to peers.uids.",
-                    ),
-                )
-            elif len(self.sessions) + len(self._greetings) >= self.rules.max_sessions:
-                self._refuse_side(
-                    side,
-                    AttachRefused(
-                        RefusalReason.LIMIT,
-                        f"{self.rules.max_sessions} engine ranks are connected, which is the limit.",
-                        "Raise engines.max_sessions.",
-                    ),
-                )
-            else:
-                self._greetings.append(_Greeting(side, now + GREETING_SECONDS))
+            if len(self._greetings) >= _MAX_GREETINGS:
+                side.close()
+                continue
+            # A refusal waits for the hello too: a client that is still writing it would miss the answer.
+            self._greetings.append(_Greeting(side, now + GREETING_SECONDS, self._objection(side)))
         self._greetings = [each for each in self._greetings if not self._greet(each, now)]
         for session in [each for each in self.sessions.values() if each.side.peer_is_gone()]:
             self.end_session(session, "the engine's process ended or hung up", now)
+
+    def _objection(self, side: SideConnection) -> AttachRefused | None:
+        if side.peer.uid not in self.rules.uids:
+            return AttachRefused(
+                RefusalReason.PEER_CREDENTIALS,
+                f"The engine runs as user {side.peer.uid}, which may not attach here.",
+                "Run it as the daemon's user, or add the user to peers.uids.",
+            )
+        if len(self.sessions) + len(self._greetings) >= self.rules.max_sessions:
+            return AttachRefused(
+                RefusalReason.LIMIT,
+                f"{self.rules.max_sessions} engine ranks are connected, which is the limit.",
+                "Raise engines.max_sessions.",
+            )
+        return None
 
     def _accept(self) -> SideConnection | None:
         try:
@@ -138,14 +140,16 @@ class Intake:
             side.close()
             return True
         hello, fds = received
-        if hello.session in self.sessions:
-            close_fds(fds)
-            self._refuse_side(
-                side,
-                AttachRefused(
-                    RefusalReason.IDENTITY_TAKEN, "The session has a side connection.", "Begin a new session."
-                ),
+        objection = greeting.objection
+        if objection is None and hello.session in self.sessions:
+            objection = AttachRefused(
+                RefusalReason.IDENTITY_TAKEN, "The session has a side connection.", "Begin a new session."
             )
+        if objection is not None:
+            close_fds(fds)
+            self._count_refusal(objection, engine="?")
+            self._answer_side(side, _refused(objection))
+            side.close()
             return True
         session = Session(hello.session, side, fds, process_key(side.peer.pid), last_contact=now)
         self.sessions[hello.session] = session
@@ -160,11 +164,6 @@ class Intake:
         except OSError:
             return False
         return True
-
-    def _refuse_side(self, side: SideConnection, refusal: AttachRefused) -> None:
-        self._count_refusal(refusal, engine="?")
-        self._answer_side(side, _refused(refusal))
-        side.close()
 
     def end_session(self, session: Session, cause: str, now: float) -> None:
         """Forget the session: its worker unmaps the pool at once."""
@@ -259,22 +258,21 @@ class Intake:
         label = label_of(attach.identity)
         if token not in self.sessions:
             self.serve_side(now)  # its hello may lie in the listener's backlog
-        session = self.sessions.get(token)
         try:
-            self._attach(session, peer, label, attach, body, now)
+            session = self.sessions.get(token)
+            if session is None:
+                raise AttachRefused(
+                    RefusalReason.NO_SIDE_CONNECTION,
+                    "The session has no side connection, so the engine's death could not be seen.",
+                    "Connect side.sock with the same session first.",
+                )
+            session.peer = peer
+            self._attach(session, label, attach, body, now)
         except AttachRefused as refusal:
             self._count_refusal(refusal, engine=label)
             self._send(peer, token, _refused(refusal))
 
-    def _attach(
-        self, session: Session | None, peer: bytes, label: str, attach: Attach, body: bytes, now: float
-    ) -> None:
-        if session is None:
-            raise AttachRefused(
-                RefusalReason.NO_SIDE_CONNECTION,
-                "The session has no side connection, so the engine's death could not be seen.",
-                "Connect side.sock with the same session first.",
-            )
+    def _attach(self, session: Session, label: str, attach: Attach, body: bytes, now: float) -> None:
         if session.engine is not None:
             raise AttachRefused(
                 RefusalReason.IDENTITY_TAKEN, "The session has attached before.", "Begin a new session to attach again."
@@ -287,7 +285,7 @@ class Intake:
                     "Give each engine its own name, and each rank its own numbers.",
                 )
         record = self._record(label, device_of(attach), now)
-        session.engine, session.peer = record, peer
+        session.engine = record
         record.session, record.ended, record.refusal = session, None, ""
         record.info = info_of(attach)
         record.last_contact_unix = time.time()
