@@ -1,0 +1,50 @@
+"""The pace: each tick where the budget allows, never more than the budget."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from canaryd.worker.pace import Pace
+
+
+def simulate(pace: Pace, costs: list[float]) -> list[float]:
+    """Start times of bursts with these costs."""
+    now, starts = 100.0, []
+    for cost in costs:
+        now = max(now, pace.next_at)
+        pace.ticked(now)
+        starts.append(now)
+        pace.spent(now, cost)
+        now += cost
+    return starts
+
+
+def test_cheap_bursts_run_at_each_tick() -> None:
+    starts = simulate(Pace(tick=0.1, share=0.01), [0.0001] * 20)
+    assert [later - earlier for earlier, later in itertools.pairwise(starts)] == pytest.approx([0.1] * 19)
+
+
+def test_dear_bursts_stretch_the_ticks() -> None:
+    starts = simulate(Pace(tick=0.1, share=0.01), [0.005] * 20)
+    assert [later - earlier for earlier, later in itertools.pairwise(starts)] == pytest.approx([0.5] * 19)
+
+
+def test_the_share_is_kept_whatever_bursts_cost(seed: int) -> None:
+    generator = random.Random(seed)
+    share = 0.02
+    costs = [generator.choice((0.0, 0.0003, 0.004, 0.2)) for _ in range(500)]
+    pace = Pace(tick=0.1, share=share)
+    starts = simulate(pace, costs)
+    elapsed = max(pace.next_at, starts[-1]) - starts[0]
+    assert sum(costs) <= share * elapsed * (1 + 1e-9)
+
+
+def test_a_second_read_between_ticks_is_paid_for() -> None:
+    pace = Pace(tick=0.1, share=0.1)
+    pace.ticked(5.0)
+    pace.spent(5.0, 0.001)
+    pace.spent(5.02, 0.03)
+    assert pace.next_at == pytest.approx(5.02 + 0.3)
