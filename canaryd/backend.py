@@ -140,13 +140,14 @@ class PoolBackend:
             self._stream = (
                 torch.cuda.Stream(self.device, priority=0) if cuda else None  # type: ignore[no-untyped-call]  # 0 is lowest
             )
-            self._staging: Staging = (
-                CudaStaging(_STAGED_VECTORS * (self._chunk_items + 2), self.device) if cuda else HostStaging()
-            )
-            self._records = [allocate_records(layout.num_slots, self.device) for layout in layouts]
-            self._items = Items.allocate(self._chunk_items, self.device)
-            self._digests = torch.empty(self._chunk_items, dtype=torch.int64, device=self.device)
-            self._sums = torch.empty(self._chunk_items, dtype=torch.int64, device=self.device)
+            with self._in_stream():
+                self._staging: Staging = (
+                    CudaStaging(_STAGED_VECTORS * (self._chunk_items + 2), self.device) if cuda else HostStaging()
+                )
+                self._records = [allocate_records(layout.num_slots, self.device) for layout in layouts]
+                self._items = Items.allocate(self._chunk_items, self.device)
+                self._digests = torch.empty(self._chunk_items, dtype=torch.int64, device=self.device)
+                self._sums = torch.empty(self._chunk_items, dtype=torch.int64, device=self.device)
 
     def run(self, burst: Burst) -> BurstResult:
         """Runs a burst and waits for its result.
@@ -165,6 +166,8 @@ class PoolBackend:
         Raises:
             BackendError: the device failed, or the last burst's result was not fetched.
         """
+        if not self._layouts:
+            raise BackendError("the backend is closed")
         if self._pending is not None:
             raise BackendError(f"burst {self._pending.burst.number} is still running")
         self._launches.clear()
@@ -462,8 +465,10 @@ class PoolBackend:
         """Turns what torch and Triton raise for a failed device into BackendError."""
         try:
             yield
-        except (RuntimeError, MemoryError) as error:
-            raise BackendError(f"{type(error).__name__}: {error}") from error
+        except Exception as error:
+            if isinstance(error, RuntimeError | MemoryError) or type(error).__module__.startswith("triton."):
+                raise BackendError(f"{type(error).__name__}: {error}") from error
+            raise
 
 
 def _columns(findings: Findings) -> tuple[list[I64], int]:

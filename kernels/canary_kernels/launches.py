@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
@@ -24,6 +25,24 @@ def record_launch(kernel: str) -> None:
     """Report one successful launch under its label; every launcher calls this last."""
     if _observer is not None:
         _observer(kernel)
+
+
+@contextlib.contextmanager
+def counted_launches() -> Iterator[Counter[str]]:
+    """Counts launches by label while the context is open; an observer that was set before goes on being called."""
+    counts: Counter[str] = Counter()
+    outer = _observer
+
+    def observe(kernel: str) -> None:
+        counts[kernel] += 1
+        if outer is not None:
+            outer(kernel)
+
+    set_launch_observer(observe)
+    try:
+        yield counts
+    finally:
+        set_launch_observer(outer)
 
 
 def resolve_backend(backend: Backend | None, tensor: torch.Tensor) -> Backend:
