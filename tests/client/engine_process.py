@@ -36,7 +36,8 @@ def main() -> None:
         frees=True,
         tiers="none",
         snapshot=SnapshotState,
-        timing=Timing(retry_seconds=0.02),
+        # an engine that leaves does so long before its client's thread would send by itself
+        timing=Timing(retry_seconds=0.02, poll_seconds=0.005 if behaviour == "stay" else 0.7),
     )
     client.start()
     while client.stats.snapshots == 0:
