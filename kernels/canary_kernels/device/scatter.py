@@ -52,7 +52,8 @@ def scatter_kernel(
     r = find_owner(offsets, offsets_stride, bs, t, mask)
     row = tl.load(pool_indices + r * pool_indices_stride, mask=mask, other=-1)
     column = t - tl.load(offsets + r * offsets_stride, mask=mask, other=0)
-    keep = mask & (column < width) & (row >= 0) & (row < max_rows)
+    # offsets that are not sorted can make the difference wrap
+    keep = mask & (column >= 0) & (column < width) & (row >= 0) & (row < max_rows)
     token = tl.load(flat_in + t * flat_stride, mask=keep, other=0).to(tl.int32)
     tl.store(pool_out + row * row_stride + column * column_stride, token, mask=keep)
 

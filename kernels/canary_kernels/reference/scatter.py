@@ -19,5 +19,6 @@ def run_scatter(
     rows = req_pool_indices[owner]
     columns = tokens - offsets[owner]
     keep = (tokens >= offsets[0]) & (tokens < offsets[bs])
-    keep &= (columns < pool_out.shape[1]) & (rows >= 0) & (rows < pool_out.shape[0])
+    # offsets that are not sorted can make the difference wrap
+    keep &= (columns >= 0) & (columns < pool_out.shape[1]) & (rows >= 0) & (rows < pool_out.shape[0])
     pool_out[rows[keep], columns[keep]] = flat_in[keep].to(torch.int32)

@@ -45,7 +45,7 @@ def test_random_steps_match_the_oracle(target: Target, seed: int) -> None:
     rng = random.Random(seed)
     bits = set()
     folded = False
-    for _ in range(40):
+    for _ in range(25):
         pool = draw_pool(rng)
         num_tokens, requests = rng.choice((0, 1, 30, 70, 140)), rng.randrange(1, 6)
         offsets = draw_offsets(rng, requests, num_tokens)

@@ -1,4 +1,4 @@
-"""Legal arguments of every launcher, and per check one change and the text that must follow, in the contract's order."""
+"""Legal arguments of every launcher, and per check one change with its text, in the contract's order."""
 
 from __future__ import annotations
 
