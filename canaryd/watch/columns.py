@@ -6,15 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from canaryd.watch.burst import I64
-from canaryd.wire.messages import Column
 
 Mask = npt.NDArray[np.bool_]
 F64 = npt.NDArray[np.float64]
-
-
-def decode(data: Column) -> I64:
-    """A wire column as a read-only int64 array [n]. Raises ValueError if its bytes are not whole elements."""
-    return np.frombuffer(data, dtype="<i8")
 
 
 def expand(starts: I64, counts: I64) -> tuple[I64, I64]:
@@ -37,10 +31,3 @@ def changes(values: I64) -> Mask:
     mask = np.ones(values.size, dtype=np.bool_)
     np.not_equal(values[1:], values[:-1], out=mask[1:])
     return mask
-
-
-def grown(array: npt.NDArray[np.generic], size: int, fill: float) -> npt.NDArray[np.generic]:
-    """A copy of `array` [n] with room for `size` elements, the new ones `fill`."""
-    out = np.full(size, fill, dtype=array.dtype)
-    out[: array.size] = array
-    return out

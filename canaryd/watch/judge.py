@@ -50,6 +50,7 @@ class Judge:
         self,
         groups: Sequence[Group],
         walks: Sequence[LinkWalk],
+        *,
         policy: Policy,
         suspects: SuspectList,
         counters: Counters,
@@ -153,7 +154,9 @@ class Judge:
                     stored_sums=seen.stored_sums,
                     seen_sums=seen.seen_sums,
                 ).take(evidence_at[items])
-            self._second_content(group, batch, mismatch[items], evidence, complete, burst, now)
+            self._second_content(
+                group, batch, mismatch[items], evidence=evidence, complete=complete, burst=burst, now=now
+            )
 
     def _count_clean(self, group: Group, part: ComparePart, clean: Mask, burst: LaunchedBurst) -> None:
         ledger, slots = group.ledger, part.slots
@@ -221,6 +224,7 @@ class Judge:
         group: Group,
         batch: ContentSuspects,
         mismatch: Mask,
+        *,
         evidence: Evidence | None,
         complete: bool,
         burst: LaunchedBurst,
@@ -273,7 +277,7 @@ class Judge:
         second = np.zeros(n, dtype=np.bool_)
         for batch, begin, end in part.batches:
             second[begin:end] = True
-            self._second_links(group, batch, bits[begin:end], complete, burst, now)
+            self._second_links(group, batch, bits[begin:end], complete=complete, burst=burst, now=now)
         row, content = self._walks[group.number].unchanged(part.items)
         settled = group.ledger.state[part.items.slots] == SlotState.SETTLED
         if complete:
@@ -283,10 +287,10 @@ class Judge:
             self._walks[group.number].walk_again(part.items)
         mismatch = (bits != 0) & ~second
         if mismatch.any():
-            self._first_links(group, part, bits, mismatch, (row, content, settled), now)
+            self._first_links(group, part, bits, mismatch, unchanged=(row, content, settled), now=now)
 
     def _first_links(
-        self, group: Group, part: LinkPart, bits: I64, mismatch: Mask, unchanged: tuple[Mask, Mask, Mask], now: float
+        self, group: Group, part: LinkPart, bits: I64, mismatch: Mask, *, unchanged: tuple[Mask, Mask, Mask], now: float
     ) -> None:
         row, content, settled = unchanged
         items = part.items
@@ -315,7 +319,7 @@ class Judge:
         )
 
     def _second_links(
-        self, group: Group, batch: LinkSuspects, bits: I64, complete: bool, burst: LaunchedBurst, now: float
+        self, group: Group, batch: LinkSuspects, bits: I64, *, complete: bool, burst: LaunchedBurst, now: float
     ) -> None:
         ledger, items = group.ledger, batch.items
         batch.in_flight = False

@@ -36,6 +36,8 @@ class ComparePart:
 
 @dataclass(kw_only=True)
 class LinkPart:
+    """Links checked, and which stretch is which batch's second read."""
+
     items: LinkItems
     batches: list[tuple[LinkSuspects, int, int]]
 

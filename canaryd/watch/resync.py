@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from canaryd.watch.burst import I64
+from canaryd.watch.cause import Cause
 from canaryd.watch.columns import Mask
 from canaryd.watch.counters import Counters, Oddity, Rebless, Skip
-from canaryd.watch.final_sets import Cause, FinalSets
+from canaryd.watch.final_sets import FinalSets
 from canaryd.watch.group import Group
 from canaryd.watch.ledger import HAS_CHAIN, HAS_POSITION
 from canaryd.watch.report import SlotState
@@ -21,6 +22,7 @@ def adopt_snapshot(
     message: Snapshot,
     groups: Sequence[Group],
     sets: Sequence[FinalSets],
+    *,
     counters: Counters,
     cause: Cause,
     why: Rebless,
@@ -41,7 +43,9 @@ def adopt_snapshot(
             continue
         cached[pages.group].append(sets[pages.group].existing(pages.pages))
     for group, final, opened_rows, cached_pages in zip(groups, sets, rows, cached, strict=True):
-        _adopt(group, final, np.array(opened_rows, dtype=np.int64), cached_pages, counters, cause, why)
+        _adopt(
+            group, final, np.array(opened_rows, dtype=np.int64), cached_pages, counters=counters, cause=cause, why=why
+        )
 
 
 def _adopt(
@@ -49,6 +53,7 @@ def _adopt(
     sets: FinalSets,
     rows: I64,
     cached: list[I64],
+    *,
     counters: Counters,
     cause: Cause,
     why: Rebless,
@@ -70,7 +75,7 @@ def _adopt(
     counters.skipped[Skip.FORGOTTEN] += int(forgotten.size)
     fresh = ledger.state[slots] == SlotState.UNKNOWN
     fresh |= (ledger.state[slots] == SlotState.DOUBT) & _renamed(group, owners, positions, slots)
-    sets.adopt(owners[fresh], positions[fresh], slots[fresh], cause, why)
+    sets.adopt(owners[fresh], positions[fresh], slots[fresh], cause=cause, why=why)
 
 
 def _renamed(group: Group, rows: I64, positions: I64, slots: I64) -> Mask:

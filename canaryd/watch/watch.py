@@ -9,9 +9,10 @@ from typing import Literal
 import numpy as np
 
 from canaryd.watch.burst import I64, Burst, BurstResult
+from canaryd.watch.cause import Cause, MalformedSets
 from canaryd.watch.counters import Counters, Dismissal, Oddity, Rebless, Skip, StampDrop
 from canaryd.watch.coverage import Coverage
-from canaryd.watch.final_sets import Cause, FinalSets, MalformedSets
+from canaryd.watch.final_sets import FinalSets
 from canaryd.watch.findings import Finding, FindingLog
 from canaryd.watch.group import Group
 from canaryd.watch.judge import Judge
@@ -57,7 +58,14 @@ class Watch:
         self._ops = OpenOps()
         self._suspects = SuspectList(policy.max_suspects)
         self._planner = Planner(self._groups, policy, self._suspects, self.counters)
-        self._judge = Judge(self._groups, self._planner.walks, policy, self._suspects, self.counters, self._log)
+        self._judge = Judge(
+            self._groups,
+            self._planner.walks,
+            policy=policy,
+            suspects=self._suspects,
+            counters=self.counters,
+            log=self._log,
+        )
         self._coverage = Coverage(self._groups)
         self._outstanding: LaunchedBurst | None = None
         self._provisional: deque[LaunchedBurst] = deque()
@@ -125,7 +133,7 @@ class Watch:
             # Ops of a snapshot began before everything that can still be announced.
             for begin in message.open_ops:
                 self._begin(begin, now, 0)
-            adopt_snapshot(message, self._groups, self._sets, self.counters, cause, self._cause)
+            adopt_snapshot(message, self._groups, self._sets, counters=self.counters, cause=cause, why=self._cause)
         except MalformedSets:
             self.counters.oddities[Oddity.BAD_COLUMN] += 1
             self._forget()
@@ -168,6 +176,10 @@ class Watch:
             self._uncover(op)
         cause = Cause(op=message.op, begun_at=op.begun_at if op else now, now=now, closed=frozenset(message.closed))
         self._log.start()
+        self._end_rows(message, cause)
+        self._end_content(message, cause)
+
+    def _end_rows(self, message: End, cause: Cause) -> None:
         for name in message.closed:
             if not [True for sets in self._sets if sets.close_row(name)]:
                 self.counters.oddities[Oddity.UNKNOWN_ROW] += 1
@@ -177,19 +189,22 @@ class Watch:
         for remap in message.remaps:
             if sets := self._sets_of(remap.group):
                 sets.remap(remap.row, remap.start, remap.pages, cause)
+
+    def _end_content(self, message: End, cause: Cause) -> None:
         for voided in message.voids:
             if sets := self._sets_of(voided.group):
                 sets.void(voided.pages, cause)
         for writes in message.writes:
             if sets := self._sets_of(writes.group):
-                sets.write(writes, cause)
+                sets.writes.apply(writes, cause)
         for copies in message.copies:
             if sets := self._sets_of(copies.group):
                 sets.copy(copies, cause)
+        if not self._frees:
+            self.counters.oddities[Oddity.FREES_NOT_PROMISED] += len(message.freed)
+            return
         for freed in message.freed:
-            if not self._frees:
-                self.counters.oddities[Oddity.FREES_NOT_PROMISED] += 1
-            elif sets := self._sets_of(freed.group):
+            if sets := self._sets_of(freed.group):
                 sets.free(freed.pages, cause)
 
     def _sets_of(self, group: int) -> FinalSets | None:

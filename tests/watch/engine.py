@@ -369,7 +369,9 @@ class Engine:
             closed += self.pending_close
             self.pending_close = []
         freed, self.pending_freed = self.pending_freed, {FULL: [], SWA: []}
-        copies, fork_rows = self._fork() if self.features.copies and rng.random() < 0.15 and not self.frozen else ([], [])
+        copies, fork_rows = (
+            self._fork() if self.features.copies and rng.random() < 0.15 and not self.frozen else ([], [])
+        )
         self.send(
             End(
                 op=op.number,
@@ -465,9 +467,7 @@ class Engine:
                 self.references[other] = self.references.get(other, 0) + 1
                 request.full[index] = other
                 self._unreference(page)
-                remaps.append(
-                    Remap(row=request.name, group=FULL, start=index, pages=column(request.full[index:]))
-                )
+                remaps.append(Remap(row=request.name, group=FULL, start=index, pages=column(request.full[index:])))
         return remaps
 
     def _fork(self) -> tuple[list[Copies], list[RowOpen]]:

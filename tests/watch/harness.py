@@ -42,7 +42,12 @@ def group_spec(
     ring: int = 0,
 ) -> GroupSpec:
     region = RegionSpec(
-        name="kv", memory=0, offset=0, page_stride=page_size * SLOT_BYTES, slot_stride=SLOT_BYTES, piece_bytes=SLOT_BYTES
+        name="kv",
+        memory=0,
+        offset=0,
+        page_stride=page_size * SLOT_BYTES,
+        slot_stride=SLOT_BYTES,
+        piece_bytes=SLOT_BYTES,
     )
     return GroupSpec(
         name=name,

@@ -1,0 +1,44 @@
+"""What final sets are applied with: the op behind them, and how malformed ones are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from canaryd.watch.burst import I64
+from canaryd.wire.messages import Column
+
+MAX_POSITIONS = 1 << 22
+"""Longest row that is tracked."""
+
+_FAR = 1 << 40
+
+
+class MalformedSets(Exception):
+    """Columns that contradict each other: what the op did is not known, which is as bad as a lost message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """The op whose sets are applied. `begun_at`, `now`: when its begin and its end were applied. `closed`: the rows
+    that its end closes. `judged`: whether ledger checks may raise findings."""
+
+    op: int
+    begun_at: float
+    now: float
+    closed: frozenset[str] = frozenset()
+    judged: bool = True
+
+
+def column(data: Column) -> I64:
+    """A wire column as a read-only int64 array [n]. Raises MalformedSets if its bytes are not whole elements."""
+    try:
+        return np.frombuffer(data, dtype="<i8")
+    except ValueError as error:
+        raise MalformedSets("a column is not a whole number of elements") from error
+
+
+def bounded(numbers: I64) -> I64:
+    """Slot or page numbers as named, cut to what can be multiplied by a page size: for reports only."""
+    return np.clip(numbers, -_FAR, _FAR)

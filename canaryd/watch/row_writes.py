@@ -1,0 +1,313 @@
+"""Tokens that an op wrote: rows grow, chains go on, slots get new content."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from canaryd.watch.burst import I64
+from canaryd.watch.cause import MAX_POSITIONS, Cause, MalformedSets, bounded, column
+from canaryd.watch.columns import Mask, changes
+from canaryd.watch.counters import Check, Counters, Oddity
+from canaryd.watch.group import Group
+from canaryd.watch.ledger import HAS_CHAIN, HAS_POSITION
+from canaryd.watch.ledger_checks import Claims, LedgerChecks
+from canaryd.watch.report import SlotState
+from canaryd.watch.rows import LEAVING_ROW, UNKNOWN_ROW, segments
+from canaryd.wire.messages import Writes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretches:
+    """k stretches of consecutive positions, no open row twice. rows (< 0: not open), positions, tokens, slots [n];
+    starts [k] = index of each stretch's first item."""
+
+    rows: I64
+    positions: I64
+    tokens: I64
+    slots: I64
+    starts: I64
+
+    @property
+    def lengths(self) -> I64:
+        """Items of each stretch [k]."""
+        return np.diff(self.starts, append=self.rows.size)
+
+    def take(self, chosen: Mask) -> Stretches:
+        """The stretches where `chosen` [k]."""
+        lengths = self.lengths
+        items = np.repeat(chosen, lengths)
+        kept = lengths[chosen]
+        return Stretches(
+            rows=self.rows[items],
+            positions=self.positions[items],
+            tokens=self.tokens[items],
+            slots=self.slots[items],
+            starts=np.cumsum(kept) - kept,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identities:
+    """What the slots of stretches hold from now on: token, hash before and after it, and where the hashes are known."""
+
+    tokens: I64
+    prev_hash: I64
+    after: I64
+    chain: Mask
+
+
+class RowWrites:
+    """Applies the writes of an end, in one group.
+
+    Args:
+        group: the state that changes.
+        checks: the ledger checks.
+        counters: totals to add to.
+    """
+
+    def __init__(self, group: Group, checks: LedgerChecks, counters: Counters) -> None:
+        self._group = group
+        self._checks = checks
+        self._counters = counters
+
+    def apply(self, writes: Writes, cause: Cause) -> None:
+        """Tokens were written. Raises MalformedSets."""
+        stretches = self._stretches(writes, cause)
+        if not stretches.slots.size:
+            return
+        for wave in _waves(stretches):
+            self._write(wave, cause)
+
+    def _stretches(self, writes: Writes, cause: Cause) -> Stretches:
+        counts, positions = column(writes.counts), column(writes.positions)
+        tokens, slots = column(writes.tokens), column(writes.slots)
+        n = slots.size
+        same = positions.size == n and tokens.size == n and counts.size == len(writes.rows)
+        if not same or (counts < 0).any() or int(counts.sum()) != n:
+            raise MalformedSets("columns of writes differ in length")
+        rows = np.repeat(self._indices(writes.rows, cause), counts)
+        inside = (slots >= 0) & (slots < self._group.num_slots)
+        if not inside.all():
+            out = ~inside
+            self._checks.fault(
+                Check.RANGE, bounded(slots[out]), rows[out], positions[out], cause=cause, detail="slot out of group"
+            )
+            rows, positions, tokens, slots = rows[inside], positions[inside], tokens[inside], slots[inside]
+        tracked = (positions >= 0) & (positions < MAX_POSITIONS)
+        if not tracked.all():
+            rows = np.where(tracked, rows, UNKNOWN_ROW)
+        return Stretches(rows=rows, positions=positions, tokens=tokens, slots=slots, starts=segments(rows, positions))
+
+    def _indices(self, names: list[str], cause: Cause) -> I64:
+        index = self._group.rows.index
+        named = np.fromiter((index.get(name, UNKNOWN_ROW) for name in names), np.int64, len(names))
+        for at in np.flatnonzero(named == UNKNOWN_ROW).tolist():
+            if names[at] in cause.closed:
+                named[at] = LEAVING_ROW
+            else:
+                self._counters.oddities[Oddity.UNKNOWN_ROW] += 1
+        return named
+
+    def _write(self, stretches: Stretches, cause: Cause) -> None:
+        group, rows, positions = self._group, stretches.rows, stretches.positions
+        known = rows >= 0
+        content = self._identify(stretches, known, cause)
+        claims = Claims(
+            slots=stretches.slots,
+            rows=rows,
+            positions=positions,
+            tokens=content.tokens,
+            after=content.after,
+            chain=content.chain,
+        )
+        prev_hash = content.prev_hash
+        keep = self._owned(stretches, cause)
+        if group.ring:
+            # Only the last `ring` positions of a long stretch are still there.
+            newest = ~known | (positions >= group.rows.length[rows] - group.ring)
+            keep = newest if keep is None else keep & newest
+        if keep is not None:
+            claims, prev_hash = claims.take(keep), prev_hash[keep]
+        if not claims.slots.size:
+            return
+        self._place(claims, cause)
+        self._checks.owner(claims, cause, writes=True)
+        flags = np.where(claims.positions >= 0, HAS_POSITION, 0) | np.where(claims.chain, HAS_CHAIN, 0)
+        group.ledger.write(
+            claims.slots,
+            tokens=claims.tokens,
+            positions=claims.positions,
+            prev_hash=prev_hash,
+            after=claims.after,
+            flags=flags.astype(np.uint8),
+            op=cause.op,
+            begun_at=cause.begun_at,
+            ended_at=cause.now,
+        )
+
+    def _identify(self, stretches: Stretches, known: Mask, cause: Cause) -> Identities:
+        """Lets open rows grow; what rows that are not open write has no history."""
+        if known.all():
+            return self._extend(stretches, cause)
+        n = known.size
+        tokens = stretches.tokens.copy()
+        prev_hash, after = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        chain = np.zeros(n, dtype=np.bool_)
+        if known.any():
+            part = self._extend(stretches.take(known[stretches.starts]), cause)
+            tokens[known], prev_hash[known] = part.tokens, part.prev_hash
+            after[known], chain[known] = part.after, part.chain
+        return Identities(tokens=tokens, prev_hash=prev_hash, after=after, chain=chain)
+
+    def _owned(self, stretches: Stretches, cause: Cause) -> Mask | None:
+        """Which items are not in reserved slots, None for all. A row that owns a reserved slot is reported."""
+        group, slots, rows = self._group, stretches.slots, stretches.rows
+        if not group.ledger.has_reserved:
+            return None
+        kept: Mask = group.ledger.state[slots] != SlotState.RESERVED
+        if kept.all():
+            return None
+        bad = ~kept & (rows >= 0)
+        if bad.any() and not group.holes_ok:
+            self._checks.fault(
+                Check.RANGE,
+                slots[bad],
+                rows[bad],
+                stretches.positions[bad],
+                cause=cause,
+                detail="reserved slot in a row",
+            )
+        return kept
+
+    # --- rows grow ----------------------------------------------------------------------------------------------------
+
+    def _extend(self, stretches: Stretches, cause: Cause) -> Identities:
+        """Rows (all open) grow, or are rewritten, by stretches."""
+        table, starts = self._group.rows, stretches.starts
+        rows, positions = stretches.rows, stretches.positions
+        seg_rows, seg_first = rows[starts], positions[starts]
+        seg_end = seg_first + stretches.lengths
+        table.content.ensure(seg_rows, seg_end + 1)
+        flat = table.content.offset[rows] + positions
+        held = table.content.data[0]
+        before = held[flat]
+        tokens = self._check_input(stretches, before, cause)
+
+        same = tokens == before
+        valid = (table.chain_first[rows] <= positions) & (positions < table.chain_last[rows])
+        recorded = np.logical_and.reduceat(same & valid, starts)
+        unchanged = np.logical_and.reduceat(same, starts)
+        content = self._advance(stretches, tokens, flat, recorded)
+        held[flat] = tokens
+
+        length = table.length[seg_rows]
+        rewritten = seg_first < length
+        if not rewritten.any():
+            table.length[seg_rows] = seg_end
+            return content
+        # Other content before the end of a row: what followed belongs to a history that no longer exists.
+        cut = rewritten & ~unchanged
+        table.length[seg_rows] = np.where(cut, seg_end, np.maximum(length, seg_end))
+        table.revise(seg_rows[rewritten])
+        table.link_cursor[seg_rows] = np.minimum(table.link_cursor[seg_rows], seg_first)
+        return content
+
+    def _advance(self, stretches: Stretches, tokens: I64, flat: I64, recorded: Mask) -> Identities:
+        """Chain hashes of the stretches: those that are `recorded` [k] from the row, the others computed from the
+        hash before them, where it is known."""
+        table, starts = self._group.rows, stretches.starts
+        hashes = table.content.data[1]
+        prev_hash, after = hashes[flat], hashes[flat + 1]
+        chain = np.ones(flat.size, dtype=np.bool_)
+        if recorded.all():
+            return Identities(tokens=tokens, prev_hash=prev_hash, after=after, chain=chain)
+        lengths = stretches.lengths
+        seg_rows, seg_first = stretches.rows[starts], stretches.positions[starts]
+        at_head = seg_first == 0
+        goes_on = (table.chain_first[seg_rows] <= seg_first) & (seg_first <= table.chain_last[seg_rows])
+        compute = (at_head | goes_on) & ~recorded
+        if compute.any():
+            seeds = np.where(at_head, table.head[seg_rows], prev_hash[starts])[compute]
+            chosen = np.repeat(compute, lengths)
+            offsets = np.concatenate([[0], np.cumsum(lengths[compute])])
+            new_prev, new_after = self._group.chain(seeds, tokens[chosen], stretches.positions[chosen], offsets)
+            prev_hash[chosen], after[chosen] = new_prev, new_after
+            hashes[flat[chosen]] = new_prev
+            hashes[flat[chosen] + 1] = new_after
+            changed = seg_rows[compute]
+            table.chain_last[changed] = (seg_first + lengths)[compute]
+            table.chain_first[changed] = np.where(at_head[compute], 0, table.chain_first[changed])
+        lost = ~(compute | recorded)
+        if lost.any():
+            table.chain_first[seg_rows[lost]], table.chain_last[seg_rows[lost]] = 1, 0
+            chain = np.repeat(~lost, lengths)
+            prev_hash[~chain] = 0
+            after[~chain] = 0
+        return Identities(tokens=tokens, prev_hash=prev_hash, after=after, chain=chain)
+
+    def _check_input(self, stretches: Stretches, before: I64, cause: Cause) -> I64:
+        """`input`: positions continue their row, tokens are those announced. Returns the tokens, those written without
+        ids taken from the announced ones."""
+        table, tokens, starts = self._group.rows, stretches.tokens, stretches.starts
+        if not self._group.holes_ok:
+            jumps = stretches.positions[starts] > table.length[stretches.rows[starts]]
+            if jumps.any():
+                self._input(stretches, starts[jumps], cause, "position does not continue its row")
+        announced = (stretches.positions < table.ids_length[stretches.rows]) & (before >= 0)
+        if not announced.any():
+            return tokens
+        wrong = announced & (tokens >= 0) & (tokens != before)
+        if wrong.any():
+            self._input(stretches, np.flatnonzero(wrong), cause, "token is not the announced one")
+        return np.where(announced & (tokens < 0), before, tokens)
+
+    def _input(self, stretches: Stretches, at: I64, cause: Cause, detail: str) -> None:
+        self._checks.fault(
+            Check.INPUT,
+            stretches.slots[at],
+            stretches.rows[at],
+            stretches.positions[at],
+            cause=cause,
+            detail=detail,
+        )
+
+    # --- rows hold what they write ------------------------------------------------------------------------------------
+
+    def _place(self, claims: Claims, cause: Cause) -> None:
+        group, table = self._group, self._group.rows
+        rows, positions, slots = claims.rows, claims.positions, claims.slots
+        places = table.ring_index(positions)
+        fits = rows >= 0
+        off = fits & (slots % group.page_size != places % group.page_size)
+        if off.any():
+            detail = "slot is not its position's place in a page"
+            self._checks.fault(Check.RANGE, slots[off], rows[off], positions[off], cause=cause, detail=detail)
+            fits &= ~off
+        if not fits.all():
+            rows, slots, places = rows[fits], slots[fits], places[fits]
+            if not rows.size:
+                return
+        indices, pages = places // group.page_size, slots // group.page_size
+        first = changes(rows) | changes(indices) | changes(pages)
+        rows, indices, pages = rows[first], indices[first], pages[first]
+        moved, at = table.set_pages(rows, indices, pages)
+        if moved.size:
+            table.revise(moved)
+            np.minimum.at(table.link_cursor, moved, np.zeros_like(at) if group.ring else at * group.page_size)
+        if not group.ring:
+            self._checks.repeated(rows, indices, pages, cause)
+
+
+def _waves(stretches: Stretches) -> list[Stretches]:
+    """Split so that no row comes twice in one part; in order."""
+    rows = stretches.rows[stretches.starts]
+    _, inverse, counts = np.unique(rows, return_inverse=True, return_counts=True)
+    if (counts[inverse][rows >= 0] <= 1).all():
+        return [stretches]
+    order = np.argsort(inverse, kind="stable")
+    turn = np.empty(rows.size, dtype=np.int64)
+    turn[order] = np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    turn[rows < 0] = 0
+    return [stretches.take(turn == number) for number in range(int(turn.max()) + 1)]
