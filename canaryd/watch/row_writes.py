@@ -253,6 +253,9 @@ class RowWrites:
         table, tokens, starts = self._group.rows, stretches.tokens, stretches.starts
         if not self._group.holes_ok:
             jumps = stretches.positions[starts] > table.length[stretches.rows[starts]]
+            if self._group.ring:
+                # of a chunk longer than the window only the window is kept
+                jumps &= stretches.lengths < self._group.ring
             if jumps.any():
                 self._input(stretches, starts[jumps], cause, "position does not continue its row")
         announced = (stretches.positions < table.ids_length[stretches.rows]) & (before >= 0)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from canaryd.demo.models import ModelKind, batching_config, build_model, generation_config
 from canaryd.engines.transformers.attachment import Attachment
@@ -41,6 +42,17 @@ class Engine:
                 results.append(result)
             assert self.manager.background_thread_status.fatal_error is None
         return results
+
+
+@pytest.fixture
+def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU there is no pinned memory: what asks for it gets ordinary memory."""
+    empty = torch.empty
+
+    def ordinary(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return empty(*args, **kwargs | {"pin_memory": False})
+
+    monkeypatch.setattr(torch, "empty", ordinary)
 
 
 @pytest.fixture

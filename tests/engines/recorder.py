@@ -165,7 +165,8 @@ class RecordingClient:
         changed_rows: list[set[str]] = [set() for _ in self.groups]
         for name in final.closed:
             self.seen["closed"] += 1
-            if not any([group.rows.pop(name, None) for group in self.groups]):
+            removed = [group.rows.pop(name, None) for group in self.groups]
+            if not any(removed):
                 self._complain(f"{name} closes and was not open")
         for row in final.opened:
             self.seen["opened"] += 1

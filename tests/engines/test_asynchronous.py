@@ -35,7 +35,7 @@ class InstantEvent:
 
 
 @pytest.fixture
-def start_async(start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
+def start_async(start: Callable[..., Engine], unpinned: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
     import transformers.generation.continuous_batching.continuous_api  # noqa: F401 - patched below
 
     ios = sys.modules[f"{PACKAGE}.input_outputs"]
@@ -46,9 +46,6 @@ def start_async(start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch, "Event", InstantEvent)
     monkeypatch.setattr(torch.cuda, "Event", InstantEvent)
     monkeypatch.setattr(torch.cuda, "stream", lambda _stream: contextlib.nullcontext())
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
-    monkeypatch.setattr(sys.modules[f"{PACKAGE}.initialization"], "torch", torch)
     return lambda *args, **kwargs: start(*args, use_async_batching=True, **kwargs)
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from .conftest import Engine, prompts
 
@@ -79,10 +78,7 @@ def test_cache_pressure_resets_requests(start: Start, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "sliding"])
-def test_offloaded_requests_are_restored(start: Start, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = torch.empty
-    # there is no pinned memory without a GPU; the engine's other paths are the same
-    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
+def test_offloaded_requests_are_restored(start: Start, unpinned: None, kind: str) -> None:
     engine = start(kind, max_new_tokens=100, num_blocks=24, cpu_offload_space=0.05)
     made = prompts(7, 10, shared=20, longest=60)
     engine.manager.add_requests(made)

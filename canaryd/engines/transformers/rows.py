@@ -174,9 +174,9 @@ class Rows:
         """Open the rows that are new in the batch and tell of those that grew."""
         states = [future.state for future in batch]
         if len(states) == len(self._states) and all(map(is_, states, self._states)):
-            for tables, known, group in zip(self._tables, self._known, self._groups, strict=True):
+            for tables, told, group in zip(self._tables, self._known, self._groups, strict=True):
                 # whole lists, not lengths: a table that something else overwrote must be told as it is
-                if tables != known:
+                if tables != told:
                     for row in self._batch_rows:
                         self._compare(row, group, final)
             return self._batch_rows
@@ -193,8 +193,8 @@ class Rows:
                     self._compare(row, group, final)
             rows.append(row)
         self._states, self._batch_rows = states, rows
-        tables = [group.allocator.block_table for group in self._groups]
-        self._tables = [[table[row.request_id] for row in rows] for table in tables]
+        live = [group.allocator.block_table for group in self._groups]
+        self._tables = [[table[row.request_id] for row in rows] for table in live]
         self._known = [[row.pages[group.number] for row in rows] for group in self._groups]
         return rows
 
