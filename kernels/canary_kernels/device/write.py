@@ -296,9 +296,12 @@ def run_canary_write(
     # one program even for no capacity: the launch itself is counted
     grid = (max(1, capacity),)
     aligned = records_are_aligned(buffer)
-    marks = torch.full((num_slots + num_tokens,), -1, dtype=torch.int32, device=buffer.device)
-    owners, members = marks[:num_slots], marks[num_slots:]
-    seed_state = torch.empty((2, max(1, capacity)), dtype=torch.int64, device=buffer.device)
+    # one allocation for what starts as -1; both parts 16-byte aligned, or odd sizes would compile the kernels anew
+    boundary = triton.cdiv(num_slots, 4) * 4
+    marks = torch.full((boundary + num_tokens,), -1, dtype=torch.int32, device=buffer.device)
+    owners, members = marks[:num_slots], marks[boundary:]
+    seed_hashes = torch.empty(grid, dtype=torch.int64, device=buffer.device)
+    seed_positions = torch.empty(grid, dtype=torch.int64, device=buffer.device)
     real_hashes = torch.empty(max(1, num_tokens), dtype=torch.int64, device=buffer.device)
 
     write_prepare_kernel[grid](
@@ -307,8 +310,8 @@ def run_canary_write(
         plan.write_seed_slot_indices,
         plan.write_num_valid_reqs,
         out_cache_loc,
-        seed_state[0],
-        seed_state[1],
+        seed_hashes,
+        seed_positions,
         owners,
         members,
         num_tokens,
@@ -341,8 +344,8 @@ def run_canary_write(
         expected_input_tokens if has_expected else input_ids,
         expected_input_positions if has_expected else positions,
         context.enable_chain_position_assert,
-        seed_state[0],
-        seed_state[1],
+        seed_hashes,
+        seed_positions,
         owners,
         real_hashes,
         context.violation_ring,
