@@ -15,7 +15,7 @@ RUN apt-get update \
 WORKDIR /src
 # EXTRAS=daemon leaves out what only GPUs need.
 ARG EXTRAS=daemon,cuda
-COPY requirements-dev.txt ./
+COPY requirements-dev.txt constraints-gpu.txt ./
 RUN python3 -m venv /opt/canaryd \
  && /opt/canaryd/bin/pip install --no-cache-dir -c requirements-dev.txt setuptools torch triton
 COPY pyproject.toml README.md LICENSE ./

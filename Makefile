@@ -24,7 +24,7 @@ help:
 
 venv: $(VENV)/.ready
 
-$(VENV)/.ready: requirements-dev.txt pyproject.toml
+$(VENV)/.ready: requirements-dev.txt constraints-gpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "canaryd needs Python 3.11 or later, and '$(PYTHON)' is older or missing." >&2; \
 	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # What comes with the interpreter, ourselves, and what torch's CUDA build pins on its own.
-UNPINNED = re.compile(r"^(pip|wheel|canaryd|nvidia-.*|cuda-.*)$")
+UNPINNED = re.compile(r"^(pip|wheel|canaryd|nvidia-.*|cuda-toolkit)$")
 
 
 def _normal(name: str) -> str:
@@ -18,8 +18,9 @@ def _normal(name: str) -> str:
 
 
 def _pins() -> dict[str, str]:
-    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
-    wanted = [line for line in lines if line and not line.startswith("#")]
+    files = (ROOT / name for name in ("requirements-dev.txt", "constraints-gpu.txt"))
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    wanted = [line for line in lines if line and not line.startswith(("#", "-c "))]
     pins = dict(line.split("==") for line in wanted)
     assert len(pins) == len(wanted)
     return {_normal(name): version for name, version in pins.items()}
