@@ -24,8 +24,9 @@ _NO_HANDLE_CAUSE = (
     "expandable segments, sleep mode, a memory saver or the cudaMallocAsync backend."
 )
 _NO_HANDLE_REMEDY = (
-    "Start the engine without `expandable_segments:True` and `backend:cudaMallocAsync` in PYTORCH_CUDA_ALLOC_CONF, and "
-    "without sleep mode or memory saver (vLLM: --enable-sleep-mode; SGLang: --enable-memory-saver)."
+    "Start the engine without `expandable_segments:True` and `backend:cudaMallocAsync` in PYTORCH_CUDA_ALLOC_CONF (or "
+    "PYTORCH_ALLOC_CONF), and without sleep mode (vLLM: --enable-sleep-mode) or memory saver (SGLang: "
+    "--enable-memory-saver)."
 )
 
 

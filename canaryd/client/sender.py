@@ -92,6 +92,7 @@ class Sender:
         link, self._link = self._link, None
         if link is not None:
             link.hang_up()
+            link.page.close()
 
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

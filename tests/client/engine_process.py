@@ -1,4 +1,7 @@
-"""An engine in a process of its own: `engine_process.py SOCKET_DIR BEHAVIOUR`."""
+"""An engine in a process of its own: `engine_process.py SOCKET_DIR BEHAVIOUR DEVICE`.
+
+BEHAVIOUR "stay" waits to be killed, "leave" ends with the client still open.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from canaryd.client import Client, Final, SnapshotState, Timing, export_host_tensor
+from canaryd.client import Client, Final, SnapshotState, Timing, export_cuda_tensor, export_host_tensor
 from canaryd.wire.messages import GroupSpec, Identity, RegionSpec
 
 PAGES, PAGE_SIZE, SLOT_BYTES = 16, 4, 96
@@ -16,8 +19,9 @@ PAGES, PAGE_SIZE, SLOT_BYTES = 16, 4, 96
 
 def main() -> None:
     torch.set_num_threads(1)
-    directory, behaviour = Path(sys.argv[1]), sys.argv[2]
-    pool = torch.zeros(PAGES * PAGE_SIZE, SLOT_BYTES, dtype=torch.uint8)
+    directory, behaviour, device = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    before = torch.zeros(1234, dtype=torch.uint8, device=device)  # so that the pool does not start its allocation
+    pool = torch.zeros(PAGES * PAGE_SIZE, SLOT_BYTES, dtype=torch.uint8, device=device)
     region = RegionSpec(
         name="kv",
         memory=0,
@@ -32,7 +36,7 @@ def main() -> None:
         engine_kind="test",
         engine_version="1",
         groups=[GroupSpec(name="full", num_pages=PAGES, page_size=PAGE_SIZE, regions=[region])],
-        memory=[export_host_tensor(pool)],
+        memory=[export_host_tensor(pool) if device == "cpu" else export_cuda_tensor(pool)],
         frees=True,
         tiers="none",
         snapshot=SnapshotState,
@@ -47,10 +51,15 @@ def main() -> None:
         pool[slot] = slot + 1
         final = Final()
         final.write(0, ["row"], [1], [slot], [100 + slot], [slot])
-        client.end(op, final=final)
+        if device == "cpu":
+            client.end(op, final=final)
+        else:
+            event = torch.cuda.Event()
+            event.record()
+            client.end_after(op, [event], final)
     if behaviour == "stay":
         time.sleep(600)
-    # "leave": the interpreter ends with the client still open
+    del before
 
 
 if __name__ == "__main__":
