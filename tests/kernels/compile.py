@@ -52,7 +52,8 @@ def compile_kernels(
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = Path(__file__).parents[2]
     environment["TRITON_CACHE_DIR"] = str(cache)
-    environment["PYTHONPATH"] = os.pathsep.join([str(root / "kernels"), str(root)])
+    paths = [environment.get("PYTHONPATH", ""), str(root / "kernels"), str(root)]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     job = {"specs": [asdict(spec) for spec in specs], "capabilities": list(capabilities)}
     done = subprocess.run(
         [sys.executable, __file__], input=json.dumps(job), env=environment, capture_output=True, text=True, check=False
