@@ -77,9 +77,9 @@ KERNELS = ("plan", "digest", "write", "compare", "verify")
 class Family:
     """One metric.
 
-    `scope` says which labels stand before the family's own: `engine` (engine, gpu_uuid), `worker` (gpu_uuid) or `daemon`
-    (none). `known` are label values that are exported as 0 from the start. `living`: a gauge that says nothing about an
-    engine that is gone, and vanishes with it.
+    `scope` says which labels stand before the family's own: `engine` (engine, gpu_uuid), `worker` (gpu_uuid) or
+    `daemon` (none). `known` are label values that are exported as 0 from the start. `living`: a gauge that says nothing
+    about an engine that is gone, and vanishes with it.
     """
 
     name: str
@@ -207,7 +207,7 @@ FAMILIES: tuple[Family, ...] = (
     _counter("canaryd_gpu_busy_seconds_total", "Seconds of device time (host time for host pools) that bursts took."),
     _counter(
         "canaryd_kernel_launches_total",
-        "Launches by kernel, the self-test's included. kernel: plan, digest, write, compare, verify, and others.",
+        "Launches by kernel, without the self-test's. kernel: " + ", ".join(KERNELS) + ".",
         scope="worker",
         labels=("kernel",),
         known=_each(KERNELS),
@@ -272,6 +272,13 @@ FAMILIES: tuple[Family, ...] = (
         scope="worker",
     ),
     _counter("canaryd_selftest_runs_total", "Self-tests that were run.", scope="worker"),
+    _counter(
+        "canaryd_selftest_kernel_launches_total",
+        "Launches of the self-test by kernel: those of bursts, and the contract's launchers.",
+        scope="worker",
+        labels=("kernel",),
+        known=_each(KERNELS),
+    ),
     _counter("canaryd_selftest_failures_total", "Self-tests that missed a planted fault or failed.", scope="worker"),
     _counter("canaryd_findings_write_failures_total", "Writes of the findings file that failed.", scope="daemon"),
     _counter("canaryd_findings_lost_total", "Finding records that were dropped unwritten.", scope="daemon"),

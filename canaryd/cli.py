@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from canaryd import __version__, config, logs
 from canaryd.config import PORT_FILE
@@ -144,20 +145,16 @@ def _status(options: argparse.Namespace) -> int:
     return _STATUS_EXIT.get(document["overall"], EXIT_FAILED)
 
 
-def _print_status(document: dict[str, object]) -> None:
+def _print_status(document: dict[str, Any]) -> None:
     print(f"overall: {document['overall']}\nmeaning: {document['meaning']}\naction:  {document['action']}")
-    engines = document["engines"]
-    assert isinstance(engines, list)
-    for engine in engines:
+    for engine in document["engines"]:
         slots = engine["slots"]
         print(
             f"engine:  {engine['engine']} on {engine['gpu_uuid']}: {engine['state']}, "
             f"{slots.get('settled', 0)} slots settled, {engine['slots_verified']} comparisons, "
             f"{sum(engine['mismatches'].values())} mismatches"
         )
-    findings = document["findings"]
-    assert isinstance(findings, list)
-    for finding in findings:
+    for finding in document["findings"]:
         detail = finding["detail"]
         print(
             f"finding: {finding['id']} {finding['check']} in {finding['engine']}, group {detail.get('group')}, "

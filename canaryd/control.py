@@ -120,6 +120,10 @@ class Pong(_Message, tag="pong", frozen=True):
     number: int
 
 
+class Slow(_Message, tag="slow", frozen=True):
+    """What follows may compile kernels: until the next message the patience of a start applies."""
+
+
 class Mapped(_Message, tag="mapped", frozen=True):
     """The pool is attached. `slots` and `size` (bytes) describe it for logs and the status document."""
 
@@ -182,7 +186,9 @@ class Explained(_Message, tag="explained", frozen=True):
     error: str | None = None
 
 
-FromWorker = Ready | Pong | Mapped | NotMapped | Unmapped | NeedSnapshot | Found | Report | WorkerReport | Explained
+FromWorker = (
+    Ready | Pong | Slow | Mapped | NotMapped | Unmapped | NeedSnapshot | Found | Report | WorkerReport | Explained
+)
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -1,4 +1,4 @@
-"""The HTTP server: read-only pages, a bounded number of connections at a time, no dependency but the standard library."""
+"""The HTTP server: read-only pages, a bounded number of connections at a time, on the standard library alone."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ log = event_logger(__name__)
 SLOT_SECONDS = 1.0
 _MAX_TARGET = 4096
 _MAX_SLOT = 1 << 40
+_TEXT = "text/plain; charset=utf-8"
+_HTML = "text/html; charset=utf-8"
+_JSON = "application/json"
 
 _LANDING = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>canaryd</title></head>
@@ -167,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             status, kind, content = self._page()
         except NoAnswer as problem:
-            status, kind, content = problem.status, "text/plain; charset=utf-8", f"{problem}\n".encode()
+            status, kind, content = problem.status, _TEXT, f"{problem}\n".encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
@@ -182,28 +185,35 @@ class _Handler(BaseHTTPRequestHandler):
         if len(self.path) > _MAX_TARGET:
             raise NoAnswer(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
         target = urlsplit(self.path)
-        match target.path:
-            case "/":
-                return 200, "text/html; charset=utf-8", _LANDING.format(version=__version__).encode()
-            case "/metrics":
-                encode, kind = choose_encoder(self.headers.get("Accept", ""))
-                return 200, kind, encode(self.pages.registry)
-            case "/healthz":
-                if self.pages.turning():
-                    return 200, "text/plain; charset=utf-8", b"ok\n"
-                raise NoAnswer(503, "the main loop is stuck")
-            case "/readyz":
-                unready = self.pages.unready()
-                if not unready:
-                    return 200, "text/plain; charset=utf-8", b"ready\n"
-                raise NoAnswer(503, "; ".join(unready))
-            case "/status":
-                return 200, "application/json", self.pages.status().encode()
-            case "/findings":
-                return 200, "application/json", self.pages.findings().encode()
-            case "/slot":
-                return 200, "application/json", self._slot(target.query)
-        raise NoAnswer(404, f"there is no page {target.path[:200]!r}; see /")
+        pages: dict[str, Callable[[], tuple[str, bytes]]] = {
+            "/": lambda: (_HTML, _LANDING.format(version=__version__).encode()),
+            "/metrics": self._metrics,
+            "/healthz": self._health,
+            "/readyz": self._readiness,
+            "/status": lambda: (_JSON, self.pages.status().encode()),
+            "/findings": lambda: (_JSON, self.pages.findings().encode()),
+            "/slot": lambda: (_JSON, self._slot(target.query)),
+        }
+        page = pages.get(target.path)
+        if page is None:
+            raise NoAnswer(HTTPStatus.NOT_FOUND, f"there is no page {target.path[:200]!r}; see /")
+        kind, content = page()
+        return HTTPStatus.OK, kind, content
+
+    def _metrics(self) -> tuple[str, bytes]:
+        encode, kind = choose_encoder(self.headers.get("Accept", ""))
+        return kind, encode(self.pages.registry)
+
+    def _health(self) -> tuple[str, bytes]:
+        if not self.pages.turning():
+            raise NoAnswer(HTTPStatus.SERVICE_UNAVAILABLE, "the main loop is stuck")
+        return _TEXT, b"ok\n"
+
+    def _readiness(self) -> tuple[str, bytes]:
+        unready = self.pages.unready()
+        if unready:
+            raise NoAnswer(HTTPStatus.SERVICE_UNAVAILABLE, "; ".join(unready))
+        return _TEXT, b"ready\n"
 
     def _slot(self, query: str) -> bytes:
         try:

@@ -9,7 +9,8 @@ from canaryd.channel import ChannelClosed
 from canaryd.config import Config
 from canaryd.control import HOST, FromWorker, WorkerSettings
 from canaryd.errors import AttachRefused, RefusalReason
-from canaryd.supervisor.workers import Patience, WorkerProcess, WorkerState, visible_gpus
+from canaryd.supervisor.gpus import visible_gpus
+from canaryd.supervisor.workers import Patience, WorkerProcess, WorkerState
 
 STOP_SECONDS = 5.0
 

@@ -12,6 +12,7 @@ from canaryd.control import Detach, Frame, Map, Mapped, NeedSnapshot, NotMapped
 from canaryd.errors import AttachRefused, RefusalReason, UnknownSession, WireError
 from canaryd.findings import FindingsFile
 from canaryd.logs import event_logger
+from canaryd.supervisor.greeter import Greeter, refusal_answer
 from canaryd.supervisor.sessions import (
     EngineRecord,
     Session,
@@ -24,32 +25,21 @@ from canaryd.supervisor.sessions import (
 from canaryd.supervisor.workers import WorkerProcess
 from canaryd.tallies import Tally
 from canaryd.wire import framing, limits
-from canaryd.wire.messages import Attach, Attached, Beat, Refused, Rejected, Resync, ToEngine, Welcome, WhoAreYou
-from canaryd.wire.side import SideConnection, SideListener, close_fds
+from canaryd.wire.messages import Attach, Attached, Beat, Rejected, Resync, ToEngine, WhoAreYou
 
 log = event_logger(__name__)
 
-GREETING_SECONDS = 5.0
 FRAMES_PER_TURN = 512
-_MAX_GREETINGS = 64
 _MAX_RECORDS_PER_SESSION = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntakeRules:
-    """Who may attach, and when silence counts; seconds."""
+    """How many may attach, and when silence counts; seconds."""
 
-    uids: frozenset[int]
     max_sessions: int
     stalled_after: float
     keep_gone: float
-
-
-@dataclass
-class _Greeting:
-    side: SideConnection
-    deadline: float
-    objection: AttachRefused | None
 
 
 @dataclass
@@ -61,13 +51,12 @@ class Intake:
 
     rules: IntakeRules
     router: zmq.Socket[bytes]
-    listener: SideListener
+    greeter: Greeter
     findings: FindingsFile
     find_worker: Callable[[str, float], WorkerProcess]
     tally: Tally = field(default_factory=Tally)
     sessions: dict[bytes, Session] = field(default_factory=dict)
     records: dict[tuple[str, str], EngineRecord] = field(default_factory=dict)
-    _greetings: list[_Greeting] = field(default_factory=list)
 
     def adopt_open_findings(self, now: float) -> None:
         """At start: engines of an earlier run whose findings still stand are known, as gone, until they return."""
@@ -79,8 +68,7 @@ class Intake:
     def descriptors(self) -> list[int]:
         """Descriptors to poll, besides the router's."""
         return [
-            self.listener.fileno(),
-            *(each.side.fileno() for each in self._greetings),
+            *self.greeter.descriptors(),
             *(each.side.fileno() for each in self.sessions.values()),
         ]
 
@@ -88,82 +76,11 @@ class Intake:
 
     def serve_side(self, now: float) -> None:
         """Accept, greet, and see which engines died."""
-        while (side := self._accept()) is not None:
-            if len(self._greetings) >= _MAX_GREETINGS:
-                side.close()
-                continue
-            # A refusal waits for the hello too: a client that is still writing it would miss the answer.
-            self._greetings.append(_Greeting(side, now + GREETING_SECONDS, self._objection(side)))
-        self._greetings = [each for each in self._greetings if not self._greet(each, now)]
+        for side, hello, fds in self.greeter.serve(now, self.sessions, refused=self._count_refusal, bad=self._reject):
+            session = Session(hello.session, side, fds, process_key(side.peer.pid), last_contact=now)
+            self.sessions[hello.session] = session
         for session in [each for each in self.sessions.values() if each.side.peer_is_gone()]:
             self.end_session(session, "the engine's process ended or hung up", now)
-
-    def _objection(self, side: SideConnection) -> AttachRefused | None:
-        if side.peer.uid not in self.rules.uids:
-            return AttachRefused(
-                RefusalReason.PEER_CREDENTIALS,
-                f"The engine runs as user {side.peer.uid}, which may not attach here.",
-                "Run it as the daemon's user, or add the user to peers.uids.",
-            )
-        if len(self.sessions) + len(self._greetings) >= self.rules.max_sessions:
-            return AttachRefused(
-                RefusalReason.LIMIT,
-                f"{self.rules.max_sessions} engine ranks are connected, which is the limit.",
-                "Raise engines.max_sessions.",
-            )
-        return None
-
-    def _accept(self) -> SideConnection | None:
-        try:
-            return self.listener.accept()
-        except OSError as error:
-            log.warning("a side connection could not be accepted", error=str(error))
-            return None
-
-    def _greet(self, greeting: _Greeting, now: float) -> bool:
-        """Whether this connection needs no more waiting: it became a session, or it was closed."""
-        side = greeting.side
-        try:
-            received = side.receive_hello()
-        except WireError as error:
-            self._reject(error)
-            self._answer_side(side, Refused(reason=error.reason, cause=str(error), remedy="Use a matching client."))
-            side.close()
-            return True
-        except OSError:
-            side.close()
-            return True
-        if received is None:
-            if now < greeting.deadline:
-                return False
-            log.warning("a side connection said nothing and is closed", pid=side.peer.pid)
-            side.close()
-            return True
-        hello, fds = received
-        objection = greeting.objection
-        if objection is None and hello.session in self.sessions:
-            objection = AttachRefused(
-                RefusalReason.IDENTITY_TAKEN, "The session has a side connection.", "Begin a new session."
-            )
-        if objection is not None:
-            close_fds(fds)
-            self._count_refusal(objection, engine="?")
-            self._answer_side(side, _refused(objection))
-            side.close()
-            return True
-        session = Session(hello.session, side, fds, process_key(side.peer.pid), last_contact=now)
-        self.sessions[hello.session] = session
-        if not self._answer_side(side, Welcome()):
-            self.end_session(session, "it hung up while it was greeted", now)
-        return True
-
-    @staticmethod
-    def _answer_side(side: SideConnection, answer: Welcome | Refused) -> bool:
-        try:
-            side.answer(answer)
-        except OSError:
-            return False
-        return True
 
     def end_session(self, session: Session, cause: str, now: float) -> None:
         """Forget the session: its worker unmaps the pool at once."""
@@ -214,7 +131,7 @@ class Intake:
                 self._take_attach(peer, header.session, message, parts[1], now)
                 return
             session = self.sessions.get(header.session)
-            if session is None or not session.forwarding or session.engine is None:
+            if session is None or session.engine is None or not (session.forwarding or session.waiting):
                 raise UnknownSession("this session is not attached; attach again")
             session.check_order(header.seq, message)
         except UnknownSession as error:
@@ -231,7 +148,9 @@ class Intake:
         record.tally.count("canaryd_engine_messages_total", type(message).__struct_config__.tag)  # type: ignore[arg-type]
         if record.state is State.STALLED:
             self._enter(record, State.ATTACHED, "it speaks again")
-        forwarded = self._worker_send(record, Frame(session=session.token, seq=header.seq, body=parts[1]), now)
+        forwarded = session.forwarding and self._worker_send(
+            record, Frame(session=session.token, seq=header.seq, body=parts[1]), now
+        )
         if not forwarded and not isinstance(message, Beat):
             record.tally.count("canaryd_engine_frames_dropped_total")
 
@@ -269,8 +188,8 @@ class Intake:
             session.peer = peer
             self._attach(session, label, attach, body, now)
         except AttachRefused as refusal:
-            self._count_refusal(refusal, engine=label)
-            self._send(peer, token, _refused(refusal))
+            self._count_refusal(refusal, label)
+            self._send(peer, token, refusal_answer(refusal))
 
     def _attach(self, session: Session, label: str, attach: Attach, body: bytes, now: float) -> None:
         if session.engine is not None:
@@ -294,18 +213,23 @@ class Intake:
         record.process, record.end_seen = session.process, False
         record.tally.count("canaryd_engine_messages_total", "attach")
         self._enter(record, State.ATTACHING, "it asked for it")
+        session.waiting = body
         try:
-            worker = self.find_worker(record.device, now)
-            if not worker.send(Map(session=session.token, engine=label, body=body), session.fds):
-                raise AttachRefused(
-                    RefusalReason.WORKER_UNAVAILABLE,
-                    f"The worker of {record.device} is being started.",
-                    "The client tries again by itself.",
-                )
+            self._hand_over(session, record, now)
         except AttachRefused as refusal:
+            session.waiting = None
             self._refuse(record, refusal)
             raise
-        session.forwarding = True
+
+    def _hand_over(self, session: Session, record: EngineRecord, now: float) -> None:
+        """Give a waiting attachment to its worker; it waits on if no process runs. Raises AttachRefused if there is no
+        such worker."""
+        if session.waiting is None:
+            return
+        message = Map(session=session.token, engine=record.label, body=session.waiting)
+        if self.find_worker(record.device, now).send(message, session.fds):
+            session.waiting = None
+            session.forwarding = True
 
     def _record(self, label: str, device: str, now: float) -> EngineRecord:
         record = self.records.get((label, device))
@@ -331,7 +255,7 @@ class Intake:
         record.refusal = f"{refusal.cause} {refusal.remedy}"
         self._enter(record, State.REFUSED, record.refusal)
 
-    def _count_refusal(self, refusal: AttachRefused, *, engine: str) -> None:
+    def _count_refusal(self, refusal: AttachRefused, engine: str = "?") -> None:
         self.tally.count("canaryd_attach_failures_total", refusal.refusal.value)
         log.warning("attachment refused", engine=engine, reason=refusal.refusal.value, detail=str(refusal))
 
@@ -358,10 +282,10 @@ class Intake:
         session = self.sessions.get(message.session)
         if session is None or session.engine is None:
             return
-        session.forwarding = False
+        session.forwarding, session.waiting = False, None
         refused = message.refused
         refusal = AttachRefused(RefusalReason(refused.reason), refused.cause, refused.remedy)
-        self._count_refusal(refusal, engine=session.engine.label)
+        self._count_refusal(refusal, session.engine.label)
         self._refuse(session.engine, refusal)
         self._send(session.peer, session.token, refused)
 
@@ -390,6 +314,8 @@ class Intake:
         """Silence and retention."""
         for session in self.sessions.values():
             record = session.engine
+            if record is not None and session.waiting is not None:
+                self._hand_over(session, record, now)
             silent = now - session.last_contact > self.rules.stalled_after
             if record is not None and record.state is State.ATTACHED and silent:
                 self._enter(record, State.STALLED, f"nothing was heard for {self.rules.stalled_after:g} s")
@@ -410,13 +336,7 @@ class Intake:
 
     def close(self) -> None:
         """Hang up on everyone: clients look for the next daemon."""
-        for greeting in self._greetings:
-            greeting.side.close()
+        self.greeter.close()
         for session in self.sessions.values():
             session.close()
-        self._greetings.clear()
         self.sessions.clear()
-
-
-def _refused(refusal: AttachRefused) -> Refused:
-    return Refused(reason=refusal.refusal.value, cause=refusal.cause, remedy=refusal.remedy)

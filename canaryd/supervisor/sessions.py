@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -29,7 +28,8 @@ class Session:
     """One connection of one client.
 
     `fds` are the side connection's descriptors, owned here; `process` identifies the peer; `peer` is its address at the
-    router. `forwarding`: frames go to the worker. `sent_away`: told to attach again, so its hanging up is no death.
+    router. `waiting`: the attach message, while no worker process runs that could take it. `forwarding`: frames go to
+    the worker. `sent_away`: told to attach again, so its hanging up is no death.
     """
 
     token: bytes
@@ -40,6 +40,7 @@ class Session:
     engine: EngineRecord | None = None
     last_seq: int = 0
     last_contact: float = 0.0
+    waiting: bytes | None = None
     forwarding: bool = False
     sent_away: bool = False
 
@@ -154,8 +155,3 @@ def process_key(pid: int) -> str:
         return ""
     # The name in parentheses may hold anything: the fields are counted from its end. Field 22 is the start time.
     return f"{boot}-{pid}-{stat[stat.rindex(')') + 2 :].split()[19]}"
-
-
-def effective_uids(configured: list[int]) -> frozenset[int]:
-    """Users whose engines may attach."""
-    return frozenset({os.geteuid(), *configured})

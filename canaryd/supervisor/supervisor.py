@@ -31,8 +31,8 @@ from canaryd.logs import event_logger
 from canaryd.metrics import MetricsView
 from canaryd.status import StatusDocument, status_document
 from canaryd.supervisor.fleet import STOP_SECONDS, Fleet
+from canaryd.supervisor.greeter import Greeter
 from canaryd.supervisor.intake import Intake, IntakeRules
-from canaryd.supervisor.sessions import effective_uids
 from canaryd.supervisor.sockets import DirectoryLock, EngineSockets, prepare_socket_dir, prepare_state_dir
 from canaryd.supervisor.views import metrics_view
 from canaryd.supervisor.workers import WorkerProcess
@@ -89,13 +89,16 @@ class Supervisor:
         self.fleet = Fleet(config, now)
         self.intake = Intake(
             rules=IntakeRules(
-                uids=effective_uids(config.peers.uids),
                 max_sessions=config.engines.max_sessions,
                 stalled_after=config.engines.stalled_after,
                 keep_gone=config.engines.keep_gone,
             ),
             router=self._sockets.router,
-            listener=self._sockets.side,
+            greeter=Greeter(
+                self._sockets.side,
+                uids=frozenset({os.geteuid(), *config.peers.uids}),
+                max_sessions=config.engines.max_sessions,
+            ),
             findings=self.findings,
             find_worker=self.fleet.find,
         )

@@ -14,7 +14,7 @@ import msgspec
 
 from canaryd import control
 from canaryd.channel import Channel, ChannelClosed
-from canaryd.control import HOST, FromWorker, Ping, Pong, Ready, Stop, ToWorker, WorkerSettings
+from canaryd.control import HOST, FromWorker, Ping, Pong, Ready, Slow, Stop, ToWorker, WorkerSettings
 from canaryd.logs import event_logger
 from canaryd.tallies import Key, Tally
 
@@ -24,6 +24,7 @@ PING_INTERVAL = 0.5
 UNMAP_TIMEOUT = 5.0
 """A worker that does not confirm within this time that a dead engine's memory is closed is killed for it: an open
 mapping keeps the memory allocated, and the next engine cannot start."""
+_REAP_SECONDS = 1.0
 _CALM = 60.0
 """A worker that lived for so long starts again without a longer pause."""
 
@@ -76,7 +77,9 @@ class WorkerProcess:
         self._ping = 0
         self._pinged = now
         self._heard = now
+        self._slow = False
         self._unmaps: dict[bytes, float] = {}
+        self._unreaped: list[subprocess.Popen[bytes]] = []
 
     # --- facts ------------------------------------------------------------------------------------------------------
 
@@ -127,11 +130,12 @@ class WorkerProcess:
             except msgspec.MsgspecError as error:
                 raise ChannelClosed(f"the worker spoke nonsense: {error}") from error
             self._heard = now
+            self._slow = isinstance(message, Slow)
             if isinstance(message, Ready):
                 self.state = WorkerState.READY
                 self.description = message.description
                 log.info("worker ready", device=self.device, pid=self.pid, backend=message.backend)
-            elif not isinstance(message, Pong):
+            elif not isinstance(message, Pong | Slow):
                 messages.append(message)
         return messages
 
@@ -139,13 +143,15 @@ class WorkerProcess:
 
     def turn(self, now: float) -> str | None:
         """Start, ping and flush as the clock wants. Returns why the running process must be replaced, or None."""
+        self._unreaped = [each for each in self._unreaped if each.poll() is None]
         if self._process is None:
             if self.state is WorkerState.WAITING and now >= self._start_at:
                 self._start(now)
             return None
         if self._process.poll() is not None:
             return f"it ended with status {self._process.returncode}"
-        limit = self._patience.hang if self.state is WorkerState.READY else self._patience.startup
+        patient = self._slow or self.state is not WorkerState.READY
+        limit = self._patience.startup if patient else self._patience.hang
         if now - self._heard > limit:
             return f"it was silent for {limit:g} s"
         if any(now > deadline for deadline in self._unmaps.values()):
@@ -203,7 +209,12 @@ class WorkerProcess:
     def _end(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            try:
+                self._process.wait(_REAP_SECONDS)
+            except subprocess.TimeoutExpired:
+                # It sits in the driver. Nobody may wait for it: the metrics must stay up.
+                log.error("a killed worker does not end", device=self.device, pid=self.pid)
+                self._unreaped.append(self._process)
             self._process = None
         self.hang_up()
         self.tally.retire(self.source)
@@ -242,46 +253,3 @@ def _environment(environment: Mapping[str, str], device: str) -> dict[str, str]:
     seen = {name: value for name, value in environment.items() if not name.startswith("CANARYD_")}
     seen["CUDA_VISIBLE_DEVICES"] = "" if device == HOST else device
     return seen
-
-
-def visible_gpus() -> list[str]:
-    """UUIDs of the GPUs (or of the MIG devices of a partitioned GPU) that the driver shows; empty without a driver."""
-    try:
-        import pynvml
-    except ImportError:
-        log.info("nvidia-ml-py is not installed: no GPU workers")
-        return []
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        log.info("no NVIDIA driver answers: no GPU workers", error=str(error))
-        return []
-    try:
-        found: list[str] = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            device = pynvml.nvmlDeviceGetHandleByIndex(index)
-            found += _mig_uuids(pynvml, device) or [_text(pynvml.nvmlDeviceGetUUID(device))]
-        return found
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _mig_uuids(pynvml: object, device: object) -> list[str]:
-    found: list[str] = []
-    try:
-        current, _pending = pynvml.nvmlDeviceGetMigMode(device)  # type: ignore[attr-defined]
-        if not current:
-            return []
-        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(device)):  # type: ignore[attr-defined]
-            try:
-                part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index)  # type: ignore[attr-defined]
-            except pynvml.NVMLError:  # type: ignore[attr-defined]
-                continue  # this index holds no device
-            found.append(_text(pynvml.nvmlDeviceGetUUID(part)))  # type: ignore[attr-defined]
-    except pynvml.NVMLError:  # type: ignore[attr-defined]
-        return []  # not a GPU that can be partitioned
-    return found
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

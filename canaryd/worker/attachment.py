@@ -40,6 +40,7 @@ class Attachment:
         fds: the side connection's descriptors, the announce page first; they stay the caller's.
         settings: the worker's settings.
         count_launches: called with the launches by kernel of each burst.
+        before_compiling: called before a burst that may compile kernels.
     """
 
     def __init__(
@@ -48,9 +49,14 @@ class Attachment:
         fds: Sequence[int],
         settings: WorkerSettings,
         count_launches: Callable[[dict[str, int]], None],
+        before_compiling: Callable[[], None],
     ) -> None:
         self._attach = attach
         self._count_launches = count_launches
+        self._before_compiling = before_compiling
+        self._compiles = settings.device != HOST or settings.backend == "triton"
+        self._compiled: set[tuple[int, bool, bool, bool]] = set()
+        self._on_host = settings.device == HOST
         self._groups = {group.name: number for number, group in enumerate(attach.groups)}
         self.scheme: Literal["native", "sglang"] = attach.scheme or settings.scheme
         self.described_ratio = described_ratio(attach)
@@ -146,7 +152,18 @@ class Attachment:
             if burst is None:
                 return
             self._running = burst, now
+            self._announce_compiling(burst)
             self._on_device(lambda: self._backend.start(burst), now)
+
+    def _announce_compiling(self, burst: Burst) -> None:
+        """Each kind of work of each group compiles its kernels when it comes first."""
+        kinds = {
+            (work.group, work.stamps is not None, work.compare is not None, work.links is not None)
+            for work in burst.works
+        }
+        if self._compiles and not kinds <= self._compiled:
+            self._compiled |= kinds
+            self._before_compiling()
 
     def fetch(self, clock: Callable[[], float]) -> None:
         """Judge the running burst if its device work is complete. Raises BackendError as `step`."""
@@ -159,11 +176,12 @@ class Attachment:
         announced = self._page.read()
         _burst, started = self._running
         self._running = None
-        now = clock()
-        self.busy_seconds += result.busy_seconds
-        self._pace.spent(started, result.busy_seconds)
         self._count_launches(result.launches)
-        self.watch.on_burst_done(result, announced, now)
+        self.watch.on_burst_done(result, announced, clock())
+        # On the host everything competes with the engine for cores, the planning and judging too.
+        cost = clock() - started if self._on_host else result.busy_seconds
+        self.busy_seconds += cost
+        self._pace.spent(started, cost)
 
     def _on_device(self, call: Callable[[], Any], now: float) -> Any:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import torch
-from canary_kernels import KernelArgumentError, set_validation_observer
+from canary_kernels import KernelArgumentError, Scheme, set_validation_observer
 
 from canaryd import control
 from canaryd.channel import Channel, ChannelClosed
@@ -30,6 +30,7 @@ from canaryd.control import (
     Ready,
     Report,
     Series,
+    Slow,
     Stop,
     ToWorker,
     Unmapped,
@@ -38,6 +39,7 @@ from canaryd.control import (
 )
 from canaryd.errors import AttachRefused, BackendError
 from canaryd.logs import event_logger
+from canaryd.selftest import SelfTest
 from canaryd.wire.messages import Attach, Refused
 from canaryd.wire.side import close_fds
 from canaryd.worker.attachment import Attachment, stream_decoder
@@ -65,6 +67,12 @@ class Worker:
         self._attachments: dict[bytes, Attachment] = {}
         self._launches: Counter[str] = Counter()
         self._refused_launches: Counter[tuple[str, str, str]] = Counter()
+        self._selftests: dict[Scheme, SelfTest] = {}
+        self._selftest_at = 0.0
+        self._selftest_runs = 0
+        self._selftest_failures = 0
+        self._selftest_success: float | None = None
+        self._selftest_launches: Counter[str] = Counter()
         self._failures = 0
         self._failures_in_a_row = 0
         self._report_at = 0.0
@@ -93,14 +101,41 @@ class Worker:
         set_validation_observer(self._count_refused_launch)
         description = "host memory"
         if self._settings.device != HOST:
-            # The context is made now, before engines measure how much memory is free.
-            torch.zeros(1, device="cuda")
-            description = torch.cuda.get_device_name()
+            try:
+                # The context is made now, before engines measure how much memory is free.
+                torch.zeros(1, device="cuda")
+                description = torch.cuda.get_device_name()
+            except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without CUDA
+                raise DeviceLost(f"no CUDA context: {error}") from error
+        self._watch_scheme(self._settings.scheme)
+        self._test_itself()
         backend = self._settings.backend or ("reference" if self._settings.device == HOST else "triton")
         self._send(Ready(backend=backend, description=description))
 
     def _count_refused_launch(self, error: KernelArgumentError) -> None:
         self._refused_launches[error.kernel, error.argument, error.check] += 1
+
+    # --- the self-test ----------------------------------------------------------------------------------------------
+
+    def _watch_scheme(self, scheme: Scheme) -> None:
+        """From now on the self-test proves this scheme too."""
+        if scheme not in self._selftests:
+            device = "cpu" if self._settings.device == HOST else "cuda"
+            self._selftests[scheme] = SelfTest(device=device, scheme=scheme, backend=self._settings.backend)
+            self._selftest_at = 0.0
+
+    def _test_itself(self) -> None:
+        self._selftest_at = time.monotonic() + self._settings.selftest_interval
+        self._selftest_runs += 1
+        reports = [test.run() for test in self._selftests.values()]
+        for report in reports:
+            self._selftest_launches.update(report.launches)
+            for failure in report.failures:
+                log.error("the self-test failed", device=self._settings.device, failure=failure, seed=report.seed)
+        if all(report.passed for report in reports):
+            self._selftest_success = time.time()
+        else:
+            self._selftest_failures += 1
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -127,6 +162,8 @@ class Worker:
             now = time.monotonic()
             if now >= attachment.report_at:
                 self._report(session, attachment)
+        if time.monotonic() >= self._selftest_at:
+            self._test_itself()
         if time.monotonic() >= self._report_at:
             self._report_worker()
 
@@ -152,6 +189,10 @@ class Worker:
         # Findings and answers must not be lost; what is sent is bounded by what the core bounds.
         self._channel.send(control.encode(message), force=True)
 
+    def _say_slow(self) -> None:
+        self._send(Slow())
+        self._channel.flush()
+
     def _handle(self, message: ToWorker, fds: list[int]) -> None:
         match message:
             case Ping():
@@ -173,7 +214,13 @@ class Worker:
     def _map(self, message: Map, fds: list[int]) -> None:
         attach = self._attach_decoder.decode(message.body)
         try:
-            attachment = Attachment(attach, fds, self._settings, self._launches.update)
+            attachment = Attachment(
+                attach,
+                fds,
+                self._settings,
+                count_launches=self._launches.update,
+                before_compiling=self._say_slow,
+            )
         except AttachRefused as refusal:
             self._send(
                 NotMapped(
@@ -183,6 +230,7 @@ class Worker:
             )
             return
         self._attachments[message.session] = attachment
+        self._watch_scheme(attachment.scheme)
         attachment.watch.take_resync()  # the supervisor asks for the first snapshot when it tells the client
         self._send(
             Mapped(
@@ -244,8 +292,19 @@ class Worker:
             Series("canaryd_kernel_argument_validation_failures_total", labels, n)
             for labels, n in self._refused_launches.items()
         ]
-        counters.append(Series("canaryd_kernel_failures_total", ("burst",), self._failures))
-        self._send(WorkerReport(counters=counters, gauges=[], rss_bytes=resident_bytes()))
+        counters += [
+            Series("canaryd_selftest_kernel_launches_total", (kernel,), n)
+            for kernel, n in self._selftest_launches.items()
+        ]
+        counters += [
+            Series("canaryd_kernel_failures_total", ("burst",), self._failures),
+            Series("canaryd_selftest_runs_total", (), self._selftest_runs),
+            Series("canaryd_selftest_failures_total", (), self._selftest_failures),
+        ]
+        gauges = []
+        if self._selftest_success is not None:
+            gauges.append(Series("canaryd_selftest_last_success_timestamp_seconds", (), self._selftest_success))
+        self._send(WorkerReport(counters=counters, gauges=gauges, rss_bytes=resident_bytes()))
 
 
 def _to_unix() -> Any:

@@ -81,6 +81,8 @@ def test_corruption_is_found_and_named(daemon: Daemon, engine: EngineProcess, fo
     status = daemon.status()
     assert (status["overall"], status["findings_open"]) == ("corrupt", 1)
     assert daemon.metric("canaryd_kernel_launches_total", gpu_uuid="host", kernel="digest")
+    assert daemon.metric("canaryd_selftest_last_success_timestamp_seconds", gpu_uuid="host")
+    assert daemon.metric("canaryd_selftest_failures_total", gpu_uuid="host") == 0
     assert memory_of(daemon.process.pid) < 80e6
     assert memory_of(daemon.worker()["pid"]) < 400e6
 

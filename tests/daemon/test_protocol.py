@@ -17,7 +17,6 @@ import zmq
 from canaryd.config import Config
 from canaryd.control import Frame, Map, Mapped, NotMapped
 from canaryd.errors import AttachRefused, RefusalReason
-from canaryd.supervisor import intake as intake_module
 from canaryd.supervisor.supervisor import Supervisor
 from canaryd.wire import limits
 from canaryd.wire.announce import AnnouncePage
@@ -260,6 +259,26 @@ def test_a_full_worker_drops_and_counts(supervisor: Supervisor, worker: Recordin
     wait_for("the next frame", lambda: worker.frames() == [2])
 
 
+def test_an_attachment_waits_for_a_worker_that_is_being_started(
+    supervisor: Supervisor, worker: RecordingWorker, peers: list[Peer]
+) -> None:
+    worker.full = True
+    peers[0].greet()
+    peers[0].say(0, attach())
+    peers[0].say(0, Beat())  # a client beats while it waits
+    wait_for("the beat", lambda: _messages(supervisor, "beat") == 1)
+    assert supervisor.metrics().engines[0].state == "attaching"
+    assert worker.sent == []
+    worker.full = False
+    wait_for("the map message", lambda: [type(each) for each in worker.sent] == [Map])
+    assert not peers[0].dealer.poll(0)
+
+
+def _messages(supervisor: Supervisor, kind: str) -> float:
+    engines = supervisor.metrics().engines
+    return engines[0].counters.get(("canaryd_engine_messages_total", (kind,)), 0) if engines else 0
+
+
 def test_attach_needs_its_side_connection(supervisor: Supervisor, worker: RecordingWorker, peers: list[Peer]) -> None:
     peers[0].say(0, attach())
     answer = peers[0].hear()
@@ -326,13 +345,7 @@ def test_what_the_worker_refuses_reaches_the_client(
 
 def test_another_user_is_refused(supervisor: Supervisor, peers: list[Peer]) -> None:
     with supervisor.lock:
-        rules = supervisor.intake.rules
-        supervisor.intake.rules = intake_module.IntakeRules(
-            uids=frozenset({os.geteuid() + 1}),
-            max_sessions=rules.max_sessions,
-            stalled_after=rules.stalled_after,
-            keep_gone=rules.keep_gone,
-        )
+        supervisor.intake.greeter._uids = frozenset({os.geteuid() + 1})
     answer = peers[0].greet()
     assert isinstance(answer, Refused)
     assert (answer.reason, refused(supervisor, RefusalReason.PEER_CREDENTIALS)) == ("peer_credentials", 1)
