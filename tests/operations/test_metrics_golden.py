@@ -62,6 +62,11 @@ def known_state() -> MetricsView:
             ("canaryd_slots", ("settled",)): 4000,
             ("canaryd_slots", ("pending",)): 96,
             ("canaryd_oldest_unverified_timestamp_seconds", ()): HOUR,
+            ("canaryd_unguarded_ratio", ()): 0.03125,
+            ("canaryd_suspects_open", ()): 1,
+            ("canaryd_rows_open", ()): 12,
+            ("canaryd_ops_open", ()): 1,
+            ("canaryd_ops_stalled", ()): 0,
             ("canaryd_pass_coverage_ratio", ()): 0.5,
             ("canaryd_pass_last_completion_timestamp_seconds", ()): HOUR - 5,
             ("canaryd_pool_described_ratio", ()): 1,
@@ -125,6 +130,12 @@ def test_exposition_is_the_golden_one() -> None:
 def test_golden_holds_every_family_and_promise() -> None:
     assert {family.name for family in FAMILIES} <= golden_names()
     assert golden_names() >= PROMISED
+
+
+def test_golden_shows_a_sample_of_every_family() -> None:
+    text = GOLDEN.read_text()
+    empty = {name for name in golden_names() if not re.search(rf"^{name}(_bucket)?[{{ ]", text, re.M)}
+    assert not empty
 
 
 def test_every_known_label_value_is_there_from_the_start() -> None:
