@@ -38,7 +38,9 @@ class Injection:
 Fault = Callable[[Bench], Injection]
 
 
-def _guarded(bench: Bench, group: Group, slots: list[int], act: Callable[[], None]) -> tuple[list[tuple[int, int]], float]:
+def _guarded(
+    bench: Bench, group: Group, slots: list[int], act: Callable[[], None]
+) -> tuple[list[tuple[int, int]], float]:
     """Act, and find which witnesses among `slots` were settled before and behind: (slot, generation), and when."""
     chosen = bench.rng.sample(slots, min(2, len(slots)))
     before = [bench.ask(group, slot) for slot in chosen]
@@ -255,12 +257,19 @@ def _full_attention(bench: Bench) -> Group:
 
 
 def _table_fault(
-    bench: Bench, group: Group, pages: list[int], requests: set[str], change: Callable[[], None], back: Callable[[], None]
+    bench: Bench,
+    group: Group,
+    pages: list[int],
+    requests: set[str],
+    change: Callable[[], None],
+    back: Callable[[], None],
 ) -> Injection:
     """`change` and `back` run between steps."""
     touched = {(group.number, page) for page in pages}
     bench.avoid |= touched
-    slots = [page * group.page_size + bench.rng.randrange(group.page_size) for page in pages if page >= group.first_page]
+    slots = [
+        page * group.page_size + bench.rng.randrange(group.page_size) for page in pages if page >= group.first_page
+    ]
     witness, at = _guarded(bench, group, slots, lambda: bench.between_steps(change))
     return Injection(
         group=group,
@@ -398,7 +407,7 @@ _stale = itertools.count()
 
 def _stale_prefix(bench: Bench) -> Injection:
     """The prefix cache answers with a page that holds something else."""
-    from transformers.generation.continuous_batching.cache_allocators.cache_allocator import (  # noqa: PLC0415
+    from transformers.generation.continuous_batching.cache_allocators.cache_allocator import (
         compute_block_hash,
     )
 
@@ -452,7 +461,9 @@ def _stale_prefix(bench: Bench) -> Injection:
 # --- faults of a step's inputs --------------------------------------------------------------------------------------
 
 
-def _input_fault(bench: Bench, buffer: str, eligible: Callable[[Any], range], change: Callable[[int], int]) -> Injection:
+def _input_fault(
+    bench: Bench, buffer: str, eligible: Callable[[Any], range], change: Callable[[int], int]
+) -> Injection:
     """Change one entry of the step's input buffers; `eligible` gives indices inside a request's chunk."""
     group = bench.rng.choice([group for group in bench.groups if not group.ring] or bench.groups)
 
@@ -471,7 +482,7 @@ def _input_fault(bench: Bench, buffer: str, eligible: Callable[[Any], range], ch
         tensor = getattr(ios, buffer)
         tensor[index] = change(int(tensor[index]))
         if tensor.is_cuda:
-            import torch  # noqa: PLC0415
+            import torch
 
             torch.cuda.synchronize()
         return request_id, bench.slot_of(group, request_id, position), time.monotonic()
