@@ -1,7 +1,8 @@
 """What the client costs the engine's thread per decode step: one begin, one final set of ROWS rows, one end.
 
 Run: `python benchmarks/client_step.py [ROWS]`. A daemon double in a process of its own drains the stream. Prints the
-median and the 99th percentile per step, in microseconds of wall time, conversions of columns included.
+median and the 99th percentile per step, in microseconds of wall time, conversions of columns included; once on a
+thread that works in Python between steps, once on a thread that sleeps, so that every step starts on a cold core.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,7 @@ from canaryd.wire.framing import decode_to_daemon, encode
 from canaryd.wire.messages import Attach, Attached, GroupSpec, Identity, RegionSpec, Resync, Welcome
 from canaryd.wire.side import SideListener
 
-STEPS = 3000
+STEPS = 1000
 STEP_SECONDS = 0.005
 
 
@@ -61,19 +63,33 @@ def main() -> None:
             snapshot=SnapshotState,
         )
         client.start()
-        measure("without a daemon", client, count)
+        measure("without a daemon, busy thread", client, count, work)
+        measure("without a daemon, after a sleep", client, count, rest)
         daemon = multiprocessing.get_context("spawn").Process(target=serve, args=(Path(directory),), daemon=True)
         daemon.start()
         while client.stats.snapshots == 0:
             time.sleep(0.01)
-        measure("with a daemon", client, count)
+        measure("with a daemon, busy thread", client, count, work)
+        measure("with a daemon, after a sleep", client, count, rest)
         client.close()
         daemon.terminate()
         daemon.join()
 
 
-def measure(title: str, client: Client, count: int) -> None:
-    """Decode steps of 5 ms, in which another thread may run, as in an engine that waits for its GPU."""
+def work() -> None:
+    """Python work of the length of a step."""
+    until = time.perf_counter() + STEP_SECONDS
+    while time.perf_counter() < until:
+        sum(range(100))
+
+
+def rest() -> None:
+    """Wait as long as a step."""
+    time.sleep(STEP_SECONDS)
+
+
+def measure(title: str, client: Client, count: int, between: Callable[[], None]) -> None:
+    """Time the client's calls of many decode steps."""
     rows = [f"request-{number}" for number in range(count)]
     numbers = np.arange(count)
     ones = np.ones(count, dtype=np.int64)
@@ -86,7 +102,7 @@ def measure(title: str, client: Client, count: int) -> None:
         final.write(0, rows, ones, positions, tokens, slots)
         client.end(op, final=final)
         costs.append((time.perf_counter() - started) * 1e6)
-        time.sleep(STEP_SECONDS)
+        between()
     costs.sort()
     p99 = costs[int(len(costs) * 0.99)]
     dropped = client.stats.dropped

@@ -22,12 +22,19 @@ def column(values: Ints) -> bytes:
     Raises TypeError for what is not integers, OverflowError for an integer of more than 64 bits, ValueError for raw
     bytes whose number is not a multiple of 8.
     """
-    if hasattr(values, "dtype"):
-        return _from_array(values)
-    if isinstance(values, bytes | bytearray):
+    # numpy first: it is what an engine's step has, and this runs on the engine's thread
+    code = getattr(getattr(values, "dtype", None), "str", None)
+    if code == "<i8":
+        return values.tobytes()  # type: ignore[union-attr]
+    if code is not None:
+        return _from_array(values, code)
+    if isinstance(values, (bytes, bytearray)):
         return _raw(bytes(values))
     if isinstance(values, memoryview):
         return _raw(values.tobytes()) if values.format == "B" else _from_integers(values.tolist())
+    numpy = getattr(values, "numpy", None)
+    if numpy is not None:
+        return column(numpy())  # a tensor: not on a GPU, or it raises TypeError
     return _from_integers(values)
 
 
@@ -41,19 +48,13 @@ def _raw(data: bytes) -> bytes:
     return data
 
 
-def _from_array(values: Any) -> bytes:
-    """numpy arrays and CPU tensors, by what they can do: neither library is imported for this."""
-    if hasattr(values, "numpy") and hasattr(values, "untyped_storage"):
-        values = values.numpy()  # a tensor; raises TypeError for one that is on a GPU
-    code = values.dtype.str
-    if code == "<i8":
-        return bytes(values.tobytes())
+def _from_array(values: Any, code: str) -> bytes:
     if code[1] not in "iu":
         raise TypeError(f"columns hold integers, got an array of {code}")
     return _from_integers(values.reshape(-1).tolist())
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Final:
     """The facts of one op, in the order in which the daemon applies them.
 

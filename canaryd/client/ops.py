@@ -218,11 +218,15 @@ def _remap(remap: Remap) -> Remap:
 
 
 def _writes(writes: Writes) -> Writes:
-    columns = (writes.counts, writes.positions, writes.tokens, writes.slots)
-    if all(type(entry) is bytes for entry in columns):
+    if type(writes.counts) is type(writes.positions) is type(writes.tokens) is type(writes.slots) is bytes:
         return writes
-    counts, positions, tokens, slots = (column(entry) for entry in columns)
-    return replace(writes, counts=counts, positions=positions, tokens=tokens, slots=slots)
+    return replace(
+        writes,
+        counts=column(writes.counts),
+        positions=column(writes.positions),
+        tokens=column(writes.tokens),
+        slots=column(writes.slots),
+    )
 
 
 def _copies(copies: Copies) -> Copies:
@@ -249,13 +253,17 @@ def _end_message(op: int, status: Status, final: Final | None) -> tuple[End, int
         facts["remaps"] = [_remap(remap) for remap in final.remaps]
         size += sum(len(remap.pages) for remap in facts["remaps"])
     if final.writes:
-        facts["writes"] = [_writes(writes) for writes in final.writes]
-        size += sum(3 * len(writes.slots) + 64 * len(writes.rows) for writes in facts["writes"])
+        facts["writes"] = named = []
+        for writes in final.writes:
+            named.append(_writes(writes))
+            size += 3 * len(named[-1].slots) + 64 * len(writes.rows)
     if final.copies:
         facts["copies"] = [_copies(copies) for copies in final.copies]
         size += sum(2 * len(copies.sources) for copies in facts["copies"])
-    for name in ("voids", "freed"):
-        if sets := getattr(final, name):
-            facts[name] = [_page_set(entry) for entry in sets]
-            size += sum(len(entry.pages) for entry in facts[name])
+    if final.voids:
+        facts["voids"] = [_page_set(entry) for entry in final.voids]
+        size += sum(len(entry.pages) for entry in facts["voids"])
+    if final.freed:
+        facts["freed"] = [_page_set(entry) for entry in final.freed]
+        size += sum(len(entry.pages) for entry in facts["freed"])
     return End(op=op, status=status, **facts), size
