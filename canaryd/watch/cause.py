@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,12 +23,14 @@ class MalformedSets(Exception):
 @dataclass(frozen=True, kw_only=True)
 class Cause:
     """The op whose sets are applied. `begun_at`, `now`: when its begin and its end were applied. `closed`: the rows
-    that its end closes. `judged`: whether ledger checks may raise findings."""
+    that its end closes. `remapped`: (group, row name) to the first page index that its end remaps. `judged`: whether
+    ledger checks may raise findings."""
 
     op: int
     begun_at: float
     now: float
     closed: frozenset[str] = frozenset()
+    remapped: Mapping[tuple[int, str], int] = field(default_factory=dict)
     judged: bool = True
 
 

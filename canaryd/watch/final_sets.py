@@ -31,6 +31,7 @@ class FinalSets:
         self._group = group
         self._counters = counters
         self._max_rows = max_rows
+        self._claimed: dict[int, int] = {}
         self.checks = LedgerChecks(group, log)
         self.writes = RowWrites(group, self.checks, counters)
 
@@ -59,9 +60,7 @@ class FinalSets:
         rows.length[row] = length
         self._learn_identity(row, ids, length)
         self._see_prefix(row, cause)
-        if cause.judged:
-            self.checks.pages_of_row(row, 0, cause)
-            self.checks.claimed_prefix(row, 0, cause)
+        self._claimed[row] = 0
         return row
 
     def close_row(self, name: str) -> bool:
@@ -84,9 +83,16 @@ class FinalSets:
         rows.revise(one)
         first = 0 if group.ring else start * group.page_size
         rows.link_cursor[row] = min(int(rows.link_cursor[row]), first)
+        self._claimed[row] = min(start, self._claimed.get(row, start))
+
+    def judge_claims(self, cause: Cause) -> None:
+        """Checks the pages of all rows that opened or moved since the last call: after all of an end's rows closed,
+        opened and moved, because a page may change hands among them."""
         if cause.judged:
-            self.checks.pages_of_row(row, start, cause)
-            self.checks.claimed_prefix(row, start, cause)
+            for row, start in self._claimed.items():
+                self.checks.pages_of_row(row, start, cause)
+                self.checks.claimed_prefix(row, start, cause)
+        self._claimed.clear()
 
     def _known_pages(self, row: int, pages: I64, length: int, cause: Cause) -> I64:
         """`pages` with those out of the group as holes, reported where the row uses them."""
@@ -124,8 +130,10 @@ class FinalSets:
             hashes[first + ids.size] = after[-1]
         else:
             hashes[first] = rows.head[row]
-        rows.chain_first[row], rows.chain_last[row] = 0, ids.size
-        if ids.size < length:
+        unknown = np.flatnonzero(ids < 0)
+        known = int(unknown[0]) if unknown.size else int(ids.size)
+        rows.chain_first[row], rows.chain_last[row] = 0, known
+        if known < length:
             rows.chain_first[row], rows.chain_last[row] = 1, 0
             self._chain_from_slot(row, length)
 

@@ -14,23 +14,34 @@ MARGIN = 0.8
 
 
 class Cursor:
-    """A round through the pages of a group in their order."""
+    """A round through the slots of a group, page by page."""
 
-    def __init__(self) -> None:
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
         self._next = 0
 
-    def take(self, eligible: Mask, count: int) -> I64:
-        """The next `count` slots of those in `eligible` [n], sorted."""
-        ahead = np.flatnonzero(eligible[self._next :])[:count] + self._next
-        if ahead.size < count and self._next:
-            wrapped = np.flatnonzero(eligible[: self._next])[: count - ahead.size]
-            last = wrapped if wrapped.size else ahead
-            if last.size:
-                self._next = int(last[-1]) + 1
-            return np.concatenate([wrapped, ahead])
-        if ahead.size:
-            self._next = int(ahead[-1]) + 1
-        return ahead
+    def take(self, eligible: Mask, count: int, limit: int) -> I64:
+        """The next `count` slots of those in `eligible` [n], sorted; up to `limit` to end with a whole page, so that
+        the slots of a wiped page are seen together."""
+        ahead = np.flatnonzero(eligible[self._next :]) + self._next
+        if ahead.size >= count:
+            chosen = self._whole_pages(ahead, count, limit)
+            self._next = int(chosen[-1]) + 1 if chosen.size else self._next
+            return chosen
+        behind = np.flatnonzero(eligible[: self._next])
+        wrapped = self._whole_pages(behind, min(count, limit) - ahead.size, limit - ahead.size)
+        last = wrapped if wrapped.size else ahead
+        if last.size:
+            self._next = int(last[-1]) + 1
+        return np.concatenate([wrapped, ahead])
+
+    def _whole_pages(self, slots: I64, count: int, limit: int) -> I64:
+        if count <= 0:
+            return slots[:0]
+        if count >= slots.size:
+            return slots[:limit]
+        end = (int(slots[count - 1]) // self._page_size + 1) * self._page_size
+        return slots[: min(int(np.searchsorted(slots, end)), limit)]
 
 
 class Pace:
@@ -39,13 +50,13 @@ class Pace:
     def __init__(self, group: Group, max_age_live: float, max_age_idle: float) -> None:
         self._group = group
         self._ages = (max_age_live, max_age_idle)
-        self._live, self._idle, self._doubt = Cursor(), Cursor(), Cursor()
+        self._live, self._idle, self._doubt = (Cursor(group.page_size) for _ in range(3))
 
     def doubts(self, limit: int) -> I64:
         """At most `limit` doubted slots to compare, sorted."""
         ledger = self._group.ledger
         doubted = ledger.state == SlotState.DOUBT
-        return self._doubt.take(self._uncovered(doubted), limit) if doubted.any() else np.zeros(0, dtype=np.int64)
+        return self._doubt.take(self._uncovered(doubted), limit, limit) if doubted.any() else np.zeros(0, dtype=np.int64)
 
     def select(self, limit: int, elapsed: float) -> tuple[I64, I64]:
         """Live and idle slots to read now, each sorted, at most `limit` together; `elapsed` since the last time."""
@@ -56,10 +67,11 @@ class Pace:
         live_count = int(np.count_nonzero(live))
         idle_count = int(np.count_nonzero(settled)) - live_count
         live_quota = min(limit, self._quota(live_count, self._ages[0], elapsed))
-        idle_quota = min(limit - live_quota, self._quota(idle_count, self._ages[1], elapsed))
         none = np.zeros(0, dtype=np.int64)
-        live_slots = self._live.take(live, live_quota) if live_quota else none
-        idle_slots = self._idle.take(settled & ~live, idle_quota) if idle_quota else none
+        live_slots = self._live.take(live, live_quota, limit) if live_quota else none
+        left = limit - live_slots.size
+        idle_quota = min(left, self._quota(idle_count, self._ages[1], elapsed))
+        idle_slots = self._idle.take(settled & ~live, idle_quota, left) if idle_quota else none
         return live_slots, idle_slots
 
     def _uncovered(self, mask: Mask) -> Mask:

@@ -42,6 +42,8 @@ def adopt_snapshot(
             counters.oddities[Oddity.UNKNOWN_GROUP] += 1
             continue
         cached[pages.group].append(sets[pages.group].existing(pages.pages))
+    for final in sets:
+        final.judge_claims(cause)
     for group, final, opened_rows, cached_pages in zip(groups, sets, rows, cached, strict=True):
         _adopt(
             group, final, np.array(opened_rows, dtype=np.int64), cached_pages, counters=counters, cause=cause, why=why

@@ -132,8 +132,8 @@ class RowWrites:
             claims, prev_hash = claims.take(keep), prev_hash[keep]
         if not claims.slots.size:
             return
-        self._place(claims, cause)
-        self._checks.owner(claims, cause, writes=True)
+        placed = self._place(claims, cause)
+        self._checks.owner(claims if placed is None else claims.take(placed), cause, writes=True)
         flags = np.where(claims.positions >= 0, HAS_POSITION, 0) | np.where(claims.chain, HAS_CHAIN, 0)
         group.ledger.write(
             claims.slots,
@@ -227,7 +227,8 @@ class RowWrites:
         seg_rows, seg_first = stretches.rows[starts], stretches.positions[starts]
         at_head = seg_first == 0
         goes_on = (table.chain_first[seg_rows] <= seg_first) & (seg_first <= table.chain_last[seg_rows])
-        compute = (at_head | goes_on) & ~recorded
+        # Past a token that is not known, neither is the history.
+        compute = (at_head | goes_on) & ~recorded & np.logical_and.reduceat(tokens >= 0, starts)
         if compute.any():
             seeds = np.where(at_head, table.head[seg_rows], prev_hash[starts])[compute]
             chosen = np.repeat(compute, lengths)
@@ -278,20 +279,26 @@ class RowWrites:
 
     # --- rows hold what they write ------------------------------------------------------------------------------------
 
-    def _place(self, claims: Claims, cause: Cause) -> None:
+    def _place(self, claims: Claims, cause: Cause) -> Mask | None:
+        """Rows hold the pages that they write. Returns which claims may be held against other rows, None for all."""
         group, table = self._group, self._group.rows
-        rows, positions, slots = claims.rows, claims.positions, claims.slots
-        places = table.ring_index(positions)
+        rows, slots = claims.rows, claims.slots
+        places = table.ring_index(claims.positions)
         fits = rows >= 0
         off = fits & (slots % group.page_size != places % group.page_size)
         if off.any():
             detail = "slot is not its position's place in a page"
-            self._checks.fault(Check.RANGE, slots[off], rows[off], positions[off], cause=cause, detail=detail)
+            self._checks.fault(Check.RANGE, slots[off], rows[off], claims.positions[off], cause=cause, detail=detail)
             fits &= ~off
+        stays = None
+        if cause.remapped:
+            left = fits & self._left_behind(rows, places // group.page_size, slots // group.page_size, cause)
+            fits &= ~left
+            stays = ~left
         if not fits.all():
             rows, slots, places = rows[fits], slots[fits], places[fits]
             if not rows.size:
-                return
+                return stays
         indices, pages = places // group.page_size, slots // group.page_size
         first = changes(rows) | changes(indices) | changes(pages)
         rows, indices, pages = rows[first], indices[first], pages[first]
@@ -301,6 +308,19 @@ class RowWrites:
             np.minimum.at(table.link_cursor, moved, np.zeros_like(at) if group.ring else at * group.page_size)
         if not group.ring:
             self._checks.repeated(rows, indices, pages, cause)
+        return stays
+
+    def _left_behind(self, rows: I64, indices: I64, pages: I64, cause: Cause) -> Mask:
+        """Writes to a page that the same end moved their row away from (a block that an engine completes, finds twice
+        and gives back): the row stays where it was moved to, and the page may already be another's. [n]"""
+        table = self._group.rows
+        starts = np.full(table.length.size, MAX_POSITIONS, dtype=np.int64)
+        for (group, name), start in cause.remapped.items():
+            if group == self._group.number and name in table.index:
+                starts[table.index[name]] = start
+        held = table.slots_at(rows, table.page_size * indices) // table.page_size
+        left: Mask = (indices >= starts[rows]) & (held >= 0) & (held != pages)
+        return left
 
 
 def _waves(stretches: Stretches) -> list[Stretches]:

@@ -69,6 +69,7 @@ class Rows:
         self.holder_sum: I64 = np.zeros(num_pages, dtype=np.int64)
         self._free: list[int] = []
         self._revisions = 0
+        self._grow()
 
     def __len__(self) -> int:
         return len(self.index)

@@ -174,7 +174,17 @@ class Watch:
             self.counters.oddities[Oddity.UNKNOWN_OP] += 1
         else:
             self._uncover(op)
-        cause = Cause(op=message.op, begun_at=op.begun_at if op else now, now=now, closed=frozenset(message.closed))
+        remapped: dict[tuple[int, str], int] = {}
+        for remap in message.remaps:
+            key = (remap.group, remap.row)
+            remapped[key] = min(remap.start, remapped.get(key, remap.start))
+        cause = Cause(
+            op=message.op,
+            begun_at=op.begun_at if op else now,
+            now=now,
+            closed=frozenset(message.closed),
+            remapped=remapped,
+        )
         self._log.start()
         self._end_rows(message, cause)
         self._end_content(message, cause)
@@ -189,6 +199,8 @@ class Watch:
         for remap in message.remaps:
             if sets := self._sets_of(remap.group):
                 sets.remap(remap.row, remap.start, remap.pages, cause)
+        for sets in self._sets:
+            sets.judge_claims(cause)
 
     def _end_content(self, message: End, cause: Cause) -> None:
         for voided in message.voids:

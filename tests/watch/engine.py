@@ -372,12 +372,14 @@ class Engine:
         copies, fork_rows = (
             self._fork() if self.features.copies and rng.random() < 0.15 and not self.frozen else ([], [])
         )
+        # Preempted while the op was under way: it never opens.
+        alive = {request.name for request in op.opened if request.opened}
         self.send(
             End(
                 op=op.number,
                 status=op.status,
                 closed=closed,
-                opened=[row for row in op.open_messages if row.row not in closed] + fork_rows,
+                opened=[row for row in op.open_messages if row.row in alive and row.row not in closed] + fork_rows,
                 remaps=[remap for remap in remaps if remap.row not in closed],
                 voids=[PageSet(group=group, pages=column(pages)) for group, pages in op.voids.items()],
                 writes=[self._columns(group, items) for group, items in op.writes.items()],
