@@ -11,6 +11,7 @@ import shutil
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,6 +54,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"{', '.join(missing)} missing: {OPERATIONS_REMEDY}"))
         if item.get_closest_marker("gpu") and not GPU_REQUIRED:
             item.add_marker(pytest.mark.skip(reason="needs a GPU: make test-gpu"))
+
+
+def _has_gpu_tests(folder: Path) -> bool:
+    return any("mark.gpu" in file.read_text(encoding="utf-8") for file in folder.rglob("*.py"))
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """`make test-gpu` leaves out folders without GPU tests: its machine need not have what those import."""
+    root = Path(__file__).parent
+    folder = collection_path if collection_path.is_dir() else collection_path.parent
+    return True if GPU_REQUIRED and root in folder.parents and not _has_gpu_tests(folder) else None
 
 
 def pytest_sessionstart() -> None:
