@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from canary_kernels import GroupLayout, Region
 
-EVEN = ("nhd", "heads", "packed", "wide")
-ODD = ("indexer", "shifted", "straddling", "mixed", "tiny")
-NAMES = EVEN + ODD
-"""EVEN: multiples of 16 bytes per slot, which the sglang scheme needs."""
+EVEN = ("nhd", "heads", "packed")
+"""Multiples of 16 bytes per slot, which the sglang scheme needs."""
+NAMES = (*EVEN, "wide", "indexer", "shifted", "straddling", "mixed", "tiny")
 
 
 def layout(name: str, generator: torch.Generator, device: str = "cpu") -> GroupLayout:

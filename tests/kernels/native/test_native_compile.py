@@ -5,7 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from canary_kernels import GroupLayout, Region, Scheme
+
+from canaryd.backend import make_backend
+from canaryd.watch.burst import Burst, CompareWork, GroupWork, LinkWork, Runs, StampWork
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from compile import CAPABILITIES, KernelSpec, compile_kernels
@@ -64,3 +70,40 @@ def test_kernels_compile(tmp_path: Path) -> None:
     done = compile_kernels(SPECS, cache=tmp_path)
     assert len(done) == len(SPECS) * len(CAPABILITIES)
     assert all(one.cubin_bytes > 0 for one in done)
+
+
+@pytest.mark.gpu
+def test_sizes_never_recompile() -> None:
+    """Number of runs, items and slots change; after a first launch of each kernel nothing is compiled again."""
+    import triton
+
+    compiled: list[object] = []
+    triton.knobs.runtime.jit_post_compile_hook = lambda **arguments: compiled.append(arguments)
+    try:
+        for scheme in ("native", "sglang"):
+            for number, count in enumerate((16, 1, 2, 33, 500)):
+                _burst(scheme, count)
+                if number == 0:
+                    compiled.clear()
+            assert compiled == []
+    finally:
+        triton.knobs.runtime.jit_post_compile_hook = None
+
+
+def _burst(scheme: Scheme, count: int) -> None:
+    """Stamps, links and compares `count` runs of one slot, in a pool of `count` pages."""
+    memory = torch.zeros(count * 64, dtype=torch.uint8, device="cuda")
+    region = Region(memory=memory, offset=0, page_stride=64, slot_stride=0, piece_bytes=64)
+    group = GroupLayout(regions=(region,), num_pages=count, page_size=1)
+    numbers = np.arange(count + 1, dtype=np.int64)
+    zeros = np.zeros(count, dtype=np.int64)
+    runs = Runs(pages=numbers[:-1], page_offsets=numbers, first_offsets=zeros, lengths=zeros + 1, first_positions=zeros)
+    work = GroupWork(
+        group=0,
+        stamps=StampWork(runs=runs, tokens=zeros, generations=zeros, seeds=zeros),
+        compare=CompareWork(runs=runs),
+        links=LinkWork(runs=runs, tokens=zeros, prev_slots=zeros - 1, heads=zeros),
+    )
+    result = make_backend([group], scheme=scheme, key=3).run(Burst(number=1, works=(work,)))
+    assert result.groups[0].compare is not None
+    assert result.groups[0].compare.items.size == 0

@@ -5,7 +5,23 @@ from __future__ import annotations
 import native_oracle as oracle
 import pytest
 import torch
-from canary_kernels import CHAIN_UNKNOWN, STAMPED, KernelArgumentError, chain_head, launch_stamp
+from canary_kernels import (
+    CHAIN_UNKNOWN,
+    STAMPED,
+    CanaryLaunchTag,
+    DigestTable,
+    GroupLayout,
+    KernelArgumentError,
+    RealKvHashMode,
+    RealKvSource,
+    Region,
+    VerifyOrWriteContext,
+    WritePlan,
+    chain_head,
+    launch_canary_write_kernel,
+    launch_digest,
+    launch_stamp,
+)
 from native_layouts import poisoned
 
 
@@ -81,6 +97,80 @@ def test_records_are_the_oracles(lengths, scheme, backend, device, generator, ra
     )
     assert records.tolist() == wanted
     assert (ran["stamp_kernel"] > 0) == (backend == "triton")
+
+
+@pytest.mark.parametrize("sources", [1, 4])
+def test_sglang_records_are_those_of_the_contracts_write_kernel(sources, backend, device, generator):
+    """Token, position, chain and fold agree, byte for byte, with `launch_canary_write_kernel` over the same sources."""
+    page_size, size, num_pages = 4, 48, 6
+    num_slots = page_size * num_pages
+    memory = torch.randint(0, 256, (sources, num_pages, page_size * size), dtype=torch.uint8, generator=generator)
+    memory = memory.to(device)
+    group = GroupLayout(
+        regions=tuple(
+            Region(
+                memory=memory.view(-1),
+                offset=number * num_slots * size,
+                page_stride=page_size * size,
+                slot_stride=size,
+                piece_bytes=size,
+            )
+            for number in range(sources)
+        ),
+        num_pages=num_pages,
+        page_size=page_size,
+    )
+    offsets = torch.tensor([0, 5, 5, 17], device=device)
+    slots = torch.randperm(num_slots, generator=generator)[:17].to(device)
+    tokens = torch.randint(0, 1 << 17, (17,), generator=generator).to(device)
+    positions = torch.tensor([*range(5), *range(12)], device=device)
+    buffer = torch.zeros((num_slots, 32), dtype=torch.uint8, device=device)
+    one = {"dtype": torch.int64, "device": device}
+    launch_canary_write_kernel(
+        context=VerifyOrWriteContext(
+            canary_buf=buffer,
+            kernel_kind=CanaryLaunchTag.HEAD_K_FULL,
+            violation_ring=torch.zeros((4, 8), **one),
+            violation_write_index=torch.zeros(1, dtype=torch.int32, device=device),
+            slot_run_counter=torch.zeros(1, **one),
+            kernel_run_counter=torch.zeros(1, **one),
+            real_kv_sources=tuple(
+                RealKvSource(tensor=rows, page_size=page_size, num_bytes_per_token=size, read_bytes=size)
+                for rows in memory
+            ),
+            real_kv_hash_mode=RealKvHashMode.ALL,
+            enable_chain_position_assert=torch.zeros(1, dtype=torch.int32, device=device),
+        ),
+        plan=WritePlan(
+            write_offsets=offsets,
+            write_seed_slot_indices=torch.full((3,), -1, **one),
+            write_num_valid_reqs=torch.tensor([3], dtype=torch.int32, device=device),
+        ),
+        input_ids=tokens,
+        positions=positions,
+        out_cache_loc=slots,
+        enable_write_input_assert=False,
+        expected_input_tokens=None,
+        expected_input_positions=None,
+        backend=backend,
+    )
+    digests, sums = poisoned(17, device=device), poisoned(17, device=device)
+    launch_digest(table=DigestTable(group, "sglang"), slots=slots, digests_out=digests, sums_out=sums, backend=backend)
+    records = torch.zeros((num_slots, 8), **one)
+    launch_stamp(
+        records=records,
+        slots=slots,
+        positions=positions,
+        item_offsets=offsets,
+        seeds=torch.full((3,), chain_head("sglang"), **one),
+        tokens=tokens,
+        generations=torch.ones(17, **one),
+        digests=digests,
+        sums=sums,
+        scheme="sglang",
+        backend=backend,
+    )
+    assert records[slots, :4].tolist() == buffer.view(torch.int64)[slots].tolist()
 
 
 def test_bad_records_are_refused(backend):
