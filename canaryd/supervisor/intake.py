@@ -99,9 +99,7 @@ class Intake:
         if not session.forwarding:
             return
         session.forwarding = False
-        lost = record.lose_stamps(session.token)
-        if lost:
-            log.warning("coverage lost", engine=record.label, device=record.device, stamps=lost, cause=cause)
+        record.stamps_at_end = record.stop_watching(session.token)
         try:
             worker = self.find_worker(record.device, now)
         except AttachRefused:
@@ -210,7 +208,9 @@ class Intake:
         record.last_contact_unix = time.time()
         session.last_contact = now
         self._close_findings_of_earlier(record, session.process)
-        record.process, record.end_seen = session.process, False
+        if session.process and session.process == record.process:
+            record.lose(record.stamps_at_end, "the same process began a new session")
+        record.process, record.end_seen, record.stamps_at_end = session.process, False, 0
         record.tally.count("canaryd_engine_messages_total", "attach")
         self._enter(record, State.ATTACHING, "it asked for it")
         session.waiting = body
@@ -303,8 +303,7 @@ class Intake:
             if record is None or record.device != device or not session.forwarding:
                 continue
             session.forwarding, session.sent_away = False, True
-            lost = record.lose_stamps(session.token)
-            log.warning("coverage lost", engine=record.label, device=device, stamps=lost, cause="worker replaced")
+            record.lose(record.stop_watching(session.token), "its worker is replaced")
             self._enter(record, State.ATTACHING, "its worker is replaced")
             self._send(session.peer, session.token, WhoAreYou())
 

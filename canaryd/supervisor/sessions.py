@@ -8,9 +8,12 @@ from pathlib import Path
 
 from canaryd.control import HOST, Distribution, Series
 from canaryd.errors import AttachRefused, OutOfOrder, RefusalReason
+from canaryd.logs import event_logger
 from canaryd.tallies import Key, Tally
 from canaryd.wire.messages import Attach, Beat, CudaIpcMemory, Identity, ToDaemon
 from canaryd.wire.side import SideConnection, close_fds
+
+log = event_logger(__name__)
 
 
 class State(StrEnum):
@@ -66,7 +69,8 @@ class EngineRecord:
     """One engine rank on one device: outlives its sessions, so that counters go on.
 
     `process` identifies the engine's process; `ended` is when its last session ended (monotonic seconds), `end_seen`
-    whether that was the process's own end. `size` is the bytes of the attached memory.
+    whether that was the process's own end, `stamps_at_end` what was guarded then. `size` is the bytes of the
+    attached memory.
     """
 
     label: str
@@ -78,6 +82,7 @@ class EngineRecord:
     process: str = ""
     ended: float | None = None
     end_seen: bool = False
+    stamps_at_end: int = 0
     last_contact_unix: float | None = None
     gauges: dict[Key, float] = field(default_factory=dict)
     described_ratio: float | None = None
@@ -96,13 +101,19 @@ class EngineRecord:
         self.tally.report(source, counters, d)
         self.gauges = {(each.name, each.labels): each.value for each in gauges}
 
-    def lose_stamps(self, source: bytes) -> int:
-        """The session's watch ended: keep its counters, forget its gauges; returns the stamps that are lost."""
-        lost = int(self.gauges.get(("canaryd_slots", ("settled",)), 0.0))
-        self.tally.count("canaryd_stamps_lost_total", by=lost)
+    def stop_watching(self, source: bytes) -> int:
+        """The session's watch ended: keep its counters, forget its gauges; returns how many stamps ended with it."""
+        stamps = int(self.gauges.get(("canaryd_slots", ("settled",)), 0.0))
         self.tally.retire(source)
         self.gauges = {}
-        return lost
+        return stamps
+
+    def lose(self, stamps: int, cause: str) -> None:
+        """Memory that still stands lost its stamps: coverage begins anew."""
+        self.stamps_at_end = 0
+        if stamps:
+            self.tally.count("canaryd_stamps_lost_total", by=stamps)
+            log.warning("coverage lost", engine=self.label, device=self.device, stamps=stamps, cause=cause)
 
 
 def label_of(identity: Identity) -> str:

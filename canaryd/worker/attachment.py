@@ -25,6 +25,8 @@ from canaryd.worker.pace import Pace
 from canaryd.worker.reports import finding_detail
 
 TAIL_GAP_SECONDS = 1.0
+_IDLE_SECONDS = 0.005
+"""A second read that is due and cannot be planned yet is asked for again after this, not at once."""
 _MIN_STAMPS = 256
 _MAX_STAMPS = 65536
 _LOCATED_PER_BURST = 8
@@ -67,7 +69,7 @@ class Attachment:
             attach.memories, fds, device_uuid=None if settings.device == HOST else settings.device
         )
         try:
-            layouts = build_layouts(attach, self._pool.tensors)
+            layouts = build_layouts(attach, self._pool.tensors, scheme=self.scheme)
             slot_bytes = [layout.slot_bytes for layout in layouts]
             self.slots = sum(layout.num_slots for layout in layouts)
             self.size = sum(memory.size for memory in attach.memories)
@@ -103,6 +105,7 @@ class Attachment:
             raise
         self._pace = Pace(tick=settings.tick, share=settings.busy_share)
         self._running: tuple[Burst, float] | None = None
+        self._not_before = 0.0
         self._beat_seq = 0
         self._applied_seq = 0
         self._behind_since: float | None = None
@@ -135,7 +138,7 @@ class Attachment:
         if self._running is not None:
             return now + 0.001
         due = self.watch.next_due(now)
-        return self._pace.next_at if due is None else min(due, self._pace.next_at)
+        return self._pace.next_at if due is None else min(max(due, self._not_before), self._pace.next_at)
 
     def step(self, now: float) -> None:
         """Fetch the running burst's result, or start the next burst if it is time.
@@ -150,6 +153,7 @@ class Attachment:
                 self._pace.ticked(now)
             burst = self.watch.next_burst(now)
             if burst is None:
+                self._not_before = now + _IDLE_SECONDS
                 return
             self._running = burst, now
             self._announce_compiling(burst)

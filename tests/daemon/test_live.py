@@ -87,6 +87,17 @@ def test_corruption_is_found_and_named(daemon: Daemon, engine: EngineProcess, fo
     assert memory_of(daemon.worker()["pid"]) < 400e6
 
 
+def test_a_worker_of_a_hundred_thousand_slots_stays_small(daemon: Daemon, folder: Folder) -> None:
+    engine = EngineProcess(folder, pages=26_000)
+    for row in range(50):
+        engine.write(f"r{row}", 2000)
+    wait_for("settled slots", lambda: daemon.settled(engine.name) == 100_000)
+    wait_for("a whole pass", lambda: daemon.metric("canaryd_pass_last_completion_timestamp_seconds"))
+    assert memory_of(daemon.worker()["pid"]) < 400e6
+    assert memory_of(daemon.process.pid) < 80e6
+    engine.kill()
+
+
 def test_an_engine_that_dies_is_unmapped_and_remembered(daemon: Daemon, engine: EngineProcess, folder: Folder) -> None:
     damage(daemon, engine, settle(daemon, engine)[0])
     worker = daemon.worker()["pid"]

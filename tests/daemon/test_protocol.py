@@ -147,11 +147,15 @@ def attach(name: str = "e", tp: int = 0, memories: list[Any] | None = None) -> A
     )
 
 
+def _given(worker: RecordingWorker, session: bytes) -> bool:
+    return any(isinstance(each, Map) and each.session == session for each in worker.sent)
+
+
 def attached(peer: Peer, supervisor: Supervisor, worker: RecordingWorker, name: str = "e") -> None:
     """Bring a peer to where its frames are forwarded."""
     assert isinstance(peer.greet(), Welcome)
     peer.say(0, attach(name))
-    wait_for("the map message", lambda: any(isinstance(each, Map) and each.engine == name for each in worker.sent))
+    wait_for("the map message", lambda: _given(worker, peer.session))
     mapped = Mapped(session=peer.session, described_ratio=1.0, scheme="native", slots=4, size=64)
     with supervisor.lock:
         supervisor.intake.mapped(mapped)
