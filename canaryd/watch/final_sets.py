@@ -159,6 +159,11 @@ class FinalSets:
         if freed.size:
             ledger.revive(freed)
 
+    def forget(self) -> None:
+        """Rows are forgotten: so are their claims."""
+        self._group.rows.clear()
+        self._claimed.clear()
+
     # --- pages --------------------------------------------------------------------------------------------------------
 
     def void(self, pages: Column, cause: Cause) -> None:

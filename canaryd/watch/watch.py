@@ -115,8 +115,8 @@ class Watch:
         self._provisional.clear()
         self.counters.dismissed[Dismissal.GAP] += self._suspects.clear()
         self._ops.clear()
-        for group in self._groups:
-            group.rows.clear()
+        for group, sets in zip(self._groups, self._sets, strict=True):
+            sets.forget()
             group.ledger.doubt_all()
 
     def _snapshot(self, message: Snapshot, now: float) -> None:

@@ -165,7 +165,9 @@ class Bench:
             self.scribble(np.frombuffer(written.slots, dtype="<i8"), written.group)
         for copied in sets.get("copies", []):
             memory = self.memories[copied.group]
-            memory[np.frombuffer(copied.destinations, "<i8")] = memory[np.frombuffer(copied.sources, "<i8")]
+            sources, destinations = np.frombuffer(copied.sources, "<i8"), np.frombuffer(copied.destinations, "<i8")
+            if all(((column >= 0) & (column < memory.shape[0])).all() for column in (sources, destinations)):
+                memory[destinations] = memory[sources]
         self.end(op, **sets)
 
     def scribble(self, slots: Sequence[int] | np.ndarray, group: int = 0) -> None:
