@@ -25,11 +25,11 @@ REGIONS = 2
 class Pool:
     """`pages` pages of REGIONS regions, one behind the other, in a memory file."""
 
-    def __init__(self, pages: int) -> None:
+    def __init__(self, name: str, pages: int) -> None:
         self.pages = pages
         self.region_bytes = pages * PAGE_SIZE * SLOT_BYTES
         size = REGIONS * self.region_bytes
-        self.fd = os.memfd_create("tiny-pool")
+        self.fd = os.memfd_create(f"pool-{name}")
         os.ftruncate(self.fd, size)
         self.bytes = mmap.mmap(self.fd, size)
         self.bytes[:] = b"\xa5" * size
@@ -62,7 +62,7 @@ class Engine:
 
     def __init__(self, socket_dir: str, name: str, pages: int) -> None:
         self.random = random.Random(20261201)
-        self.pool = Pool(pages)
+        self.pool = Pool(name, pages)
         self.rows: dict[str, tuple[list[int], list[int]]] = {}
         self.next_page = 0
         self.client = Client(

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,17 +30,37 @@ def folder() -> Iterator[Folder]:
 
 @pytest.fixture
 def daemon(folder: Folder) -> Iterator[Daemon]:
+    """For tests that kill or stop a part of it."""
     made = Daemon(folder, WORKERS__HOST="on", WORKERS__HANG_TIMEOUT="2")
     yield made
     made.stop()
 
 
-@pytest.fixture
-def engine(daemon: Daemon, folder: Folder) -> Iterator[EngineProcess]:
-    made = EngineProcess(folder)
-    wait_for("the attachment", lambda: made.ask("stats")["state"] == "attached")
+@pytest.fixture(scope="module")
+def steady() -> Iterator[Daemon]:
+    """One daemon for the tests that only hurt their own engine: a worker takes seconds to start."""
+    folder = Folder()
+    made = Daemon(folder, WORKERS__HOST="on")
     yield made
-    made.kill()
+    made.stop()
+    folder.remove()
+
+
+@contextmanager
+def attached(daemon: Daemon, name: str = "tiny", pages: int = 32) -> Iterator[EngineProcess]:
+    """An engine that is attached, until the end of the block."""
+    engine = EngineProcess(daemon.folder, name, pages)
+    try:
+        wait_for("the attachment", lambda: engine.ask("stats")["state"] == "attached")
+        yield engine
+    finally:
+        engine.kill()
+
+
+@pytest.fixture
+def engine(daemon: Daemon) -> Iterator[EngineProcess]:
+    with attached(daemon) as made:
+        yield made
 
 
 def guarded(daemon: Daemon, engine: EngineProcess, slot: int) -> bool:
@@ -56,7 +78,8 @@ def settle(daemon: Daemon, engine: EngineProcess, row: str = "r1") -> list[int]:
 
 def damage(daemon: Daemon, engine: EngineProcess, slot: int, count: int = 1) -> None:
     engine.flip(slot)
-    wait_for("the finding", lambda: daemon.metric("canaryd_mismatches_total", check="content") == count)
+    counted = {"engine": engine.name, "check": "content"}
+    wait_for("the finding", lambda: daemon.metric("canaryd_mismatches_total", **counted) == count)
 
 
 def memory_of(pid: int) -> int:
@@ -64,72 +87,90 @@ def memory_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_corruption_is_found_and_named(daemon: Daemon, engine: EngineProcess, folder: Folder) -> None:
-    slots = settle(daemon, engine)
-    assert daemon.metric("canaryd_slots", engine="tiny", state="settled") is not None
-    assert daemon.metric("canaryd_findings_open", engine="tiny", gpu_uuid="host", check="content") == 0
-    engine.flip(slots[3], region=1, byte=20, bit=5)
-    wait_for("the finding", lambda: daemon.metric("canaryd_findings_open", engine="tiny", check="content") == 1)
-    assert daemon.metric("canaryd_mismatches_total", engine="tiny", gpu_uuid="host", check="content") == 1
-    (finding,) = json.loads(daemon.get("/findings")[1])
-    detail = finding["detail"]
-    assert (detail["group"], detail["slots"], detail["row"]) == ("full", [[slots[3]] * 2], "r1")
-    assert (detail["region"], detail["byte_offset"], detail["classification"]) == ("layer1", 16, "bit_flip")
-    assert int(detail["changed_bits"], 16) == 1 << (4 * 8 + 5)
-    (record,) = [json.loads(line) for line in (folder.state / "findings.jsonl").read_text().splitlines()]
-    assert record["id"] == finding["id"]
-    status = daemon.status()
-    assert (status["overall"], status["findings_open"]) == ("corrupt", 1)
-    assert daemon.metric("canaryd_kernel_launches_total", gpu_uuid="host", kernel="digest")
-    assert daemon.metric("canaryd_selftest_last_success_timestamp_seconds", gpu_uuid="host")
-    assert daemon.metric("canaryd_selftest_failures_total", gpu_uuid="host") == 0
-    assert memory_of(daemon.process.pid) < 80e6
-    assert memory_of(daemon.worker()["pid"]) < 400e6
+def records(daemon: Daemon, engine: str) -> list[dict[str, Any]]:
+    """The findings file's records about one engine."""
+    lines = (daemon.folder.state / "findings.jsonl").read_text().splitlines()
+    every = [json.loads(line) for line in lines]
+    mine = {each["id"] for each in every if each["finding"] and each["finding"]["engine"] == engine}
+    return [each for each in every if each["id"] in mine]
 
 
-def test_a_worker_of_a_hundred_thousand_slots_stays_small(daemon: Daemon, folder: Folder) -> None:
-    engine = EngineProcess(folder, pages=26_000)
-    for row in range(50):
-        engine.write(f"r{row}", 2000)
-    wait_for("settled slots", lambda: daemon.settled(engine.name) == 100_000)
-    wait_for("a whole pass", lambda: daemon.metric("canaryd_pass_last_completion_timestamp_seconds"))
-    assert memory_of(daemon.worker()["pid"]) < 400e6
-    assert memory_of(daemon.process.pid) < 80e6
-    engine.kill()
+def test_corruption_is_found_and_named(steady: Daemon) -> None:
+    with attached(steady, "named") as engine:
+        slots = settle(steady, engine)
+        labels = {"engine": "named", "gpu_uuid": "host", "check": "content"}
+        assert steady.metric("canaryd_findings_open", **labels) == 0
+        engine.flip(slots[3], region=1, byte=20, bit=5)
+        wait_for("the finding", lambda: steady.metric("canaryd_findings_open", **labels) == 1)
+        assert steady.metric("canaryd_mismatches_total", **labels) == 1
+        (finding,) = [each for each in json.loads(steady.get("/findings")[1]) if each["engine"] == "named"]
+        detail = finding["detail"]
+        assert (detail["group"], detail["slots"], detail["row"]) == ("full", [[slots[3]] * 2], "r1")
+        assert (detail["region"], detail["byte_offset"], detail["classification"]) == ("layer1", 16, "bit_flip")
+        assert int(detail["changed_bits"], 16) == 1 << (4 * 8 + 5)
+        (record,) = records(steady, "named")
+        assert record["id"] == finding["id"]
+        assert steady.status()["overall"] == "corrupt"
 
 
-def test_an_engine_that_dies_is_unmapped_and_remembered(daemon: Daemon, engine: EngineProcess, folder: Folder) -> None:
-    damage(daemon, engine, settle(daemon, engine)[0])
-    worker = daemon.worker()["pid"]
-    assert "tiny-pool" in maps_of(worker)
-    engine.kill()
-    wait_for("the mapping's end", lambda: "tiny-pool" not in maps_of(worker), patience=5)
-    assert daemon.engine_state("tiny") == "gone"
-    assert daemon.metric("canaryd_engine_state", engine="tiny", state="gone") == 1
-    assert daemon.metric("canaryd_slots", engine="tiny") is None
+def test_a_healthy_engine_raises_nothing(steady: Daemon) -> None:
+    with attached(steady, "healthy") as engine:
+        for row in range(5):
+            settle(steady, engine, f"r{row}")
+        passes = "canaryd_pass_last_completion_timestamp_seconds"
+        first = wait_for("a pass", lambda: steady.metric(passes, engine="healthy"))
+        wait_for("another pass", lambda: (steady.metric(passes, engine="healthy") or 0) > first)
+        assert steady.metric("canaryd_mismatches_total", engine="healthy") == 0
+        assert steady.metric("canaryd_suspects_total", engine="healthy") == 0
+        assert steady.metric("canaryd_engine_message_gaps_total", engine="healthy") == 0
+        assert steady.metric("canaryd_kernel_launches_total", gpu_uuid="host", kernel="digest")
+        assert steady.metric("canaryd_selftest_last_success_timestamp_seconds", gpu_uuid="host")
+        assert steady.metric("canaryd_selftest_failures_total", gpu_uuid="host") == 0
+        assert "triton" not in maps_of(steady.worker()["pid"])
+
+
+def test_a_hundred_thousand_slots_stay_small(steady: Daemon) -> None:
+    with attached(steady, "large", pages=26_000) as engine:
+        for row in range(50):
+            engine.write(f"r{row}", 2000)
+        wait_for("settled slots", lambda: steady.settled("large") == 100_000)
+        passes = "canaryd_pass_last_completion_timestamp_seconds"
+        wait_for("a whole pass", lambda: steady.metric(passes, engine="large"))
+        assert memory_of(steady.worker()["pid"]) < 400e6
+        assert memory_of(steady.process.pid) < 80e6
+
+
+def test_an_engine_that_dies_is_unmapped_and_remembered(steady: Daemon) -> None:
+    labels = {"engine": "mortal", "check": "content"}
+    with attached(steady, "mortal") as engine:
+        damage(steady, engine, settle(steady, engine)[0])
+        worker = steady.worker()["pid"]
+        assert "pool-mortal" in maps_of(worker)
+        engine.kill()
+        wait_for("the mapping's end", lambda: "pool-mortal" not in maps_of(worker), patience=5)
+    wait_for("the word", lambda: steady.engine_state("mortal") == "gone")
+    assert steady.metric("canaryd_engine_state", engine="mortal", state="gone") == 1
+    assert steady.metric("canaryd_slots", engine="mortal") is None
     # The page must not resolve before anyone saw it: findings end with the next process of that name.
-    assert daemon.metric("canaryd_findings_open", engine="tiny", check="content") == 1
-    successor = EngineProcess(folder)
-    wait_for("the successor", lambda: successor.ask("stats")["state"] == "attached")
-    assert daemon.metric("canaryd_findings_open", engine="tiny", check="content") == 0
-    assert daemon.metric("canaryd_mismatches_total", engine="tiny", check="content") == 1
-    damage(daemon, successor, settle(daemon, successor)[0], count=2)
-    successor.kill()
-    records = [json.loads(line) for line in (folder.state / "findings.jsonl").read_text().splitlines()]
-    assert [each["record"] for each in records] == ["opened", "closed", "opened"]
+    assert steady.metric("canaryd_findings_open", **labels) == 1
+    with attached(steady, "mortal") as successor:
+        assert steady.metric("canaryd_findings_open", **labels) == 0
+        assert steady.metric("canaryd_mismatches_total", **labels) == 1
+        assert steady.metric("canaryd_stamps_lost_total", engine="mortal") == 0
+        damage(steady, successor, settle(steady, successor)[0], count=2)
+    assert [each["record"] for each in records(steady, "mortal")] == ["opened", "closed", "opened"]
 
 
-def test_a_stopped_engine_is_stalled_and_stays_mapped(daemon: Daemon, engine: EngineProcess) -> None:
-    slots = settle(daemon, engine)
-    worker = daemon.worker()["pid"]
-    engine.process.send_signal(signal.SIGSTOP)
-    wait_for("the stall", lambda: daemon.engine_state("tiny") == "stalled")
-    assert daemon.metric("canaryd_engine_state", engine="tiny", state="stalled") == 1
-    assert "tiny-pool" in maps_of(worker)
-    assert daemon.status()["overall"] == "degraded"
-    engine.process.send_signal(signal.SIGCONT)
-    wait_for("its return", lambda: daemon.engine_state("tiny") == "attached")
-    damage(daemon, engine, slots[-1])
+def test_a_stopped_engine_is_stalled_and_stays_mapped(steady: Daemon) -> None:
+    with attached(steady, "sleepy") as engine:
+        slots = settle(steady, engine)
+        engine.process.send_signal(signal.SIGSTOP)
+        wait_for("the stall", lambda: steady.engine_state("sleepy") == "stalled")
+        assert steady.metric("canaryd_engine_state", engine="sleepy", state="stalled") == 1
+        assert "pool-sleepy" in maps_of(steady.worker()["pid"])
+        engine.process.send_signal(signal.SIGCONT)
+        wait_for("its return", lambda: steady.engine_state("sleepy") == "attached")
+        damage(steady, engine, slots[-1])
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
@@ -190,8 +231,3 @@ def test_the_supervisor_never_loads_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_host_worker_never_loads_triton(daemon: Daemon, engine: EngineProcess) -> None:
-    settle(daemon, engine)
-    assert "triton" not in maps_of(daemon.worker()["pid"])
