@@ -114,9 +114,7 @@ def validate_real_kv_source(
             f"num_bytes_per_token={num_bytes_per_token} needs {needed} (shape={shape}, dtype={dtype})",
         )
     if address % 16:
-        fail(
-            kernel, "tensor", "alignment", f"RealKvSource.tensor base address must be 16-byte aligned, got {address}"
-        )
+        fail(kernel, "tensor", "alignment", f"RealKvSource.tensor base address must be 16-byte aligned, got {address}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from tests.kernels.contract import test_contract_plan, test_contract_verify, tes
 from tests.kernels.contract.cases import HUGE, Pool, draw_pool, draw_slot, int32, int64, table_tensor
 
 PAGE = mmap.PAGESIZE
-ROUNDS = 12
+ROUNDS = 8
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
