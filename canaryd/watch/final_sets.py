@@ -61,6 +61,7 @@ class FinalSets:
         self._learn_identity(row, ids, length)
         self._see_prefix(row, cause)
         self._claimed[row] = 0
+        rows.changed_by[row] = cause.op
         return row
 
     def close_row(self, name: str) -> bool:
@@ -84,6 +85,7 @@ class FinalSets:
         first = 0 if group.ring else start * group.page_size
         rows.link_cursor[row] = min(int(rows.link_cursor[row]), first)
         self._claimed[row] = min(start, self._claimed.get(row, start))
+        rows.changed_by[row] = cause.op
 
     def judge_claims(self, cause: Cause) -> None:
         """Checks the pages of all rows that opened or moved since the last call: after all of an end's rows closed,

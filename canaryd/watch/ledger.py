@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,7 +60,7 @@ class Ledger:
             self.state[max(0, first) : max(0, last)] = SlotState.RESERVED
         self.has_reserved = bool((self.state == SlotState.RESERVED).any())
         self._counters = counters
-        self._queue: list[I64] = []
+        self._queue: deque[I64] = deque()
         self._queued = 0
 
     # --- final sets ---------------------------------------------------------------------------------------------------
@@ -151,28 +152,33 @@ class Ledger:
         self._queue.append(slots)
         self._queued += slots.size
         if self._queued > max(65536, 2 * self.num_slots):
-            self._requeue(self._waiting())
+            # Slots that are written again and again while nothing can be stamped would queue without end.
+            pending = np.flatnonzero(self.state == SlotState.PENDING)
+            self._queue.clear()
+            self._queue.append(pending)
+            self._queued = pending.size
 
     def take_pending(self, limit: int) -> I64:
-        """At most `limit` pending slots that no scope covers, sorted; the rest stays queued."""
-        waiting = self._waiting()
-        if not waiting.size:
-            return waiting
-        covered = self.is_covered(waiting)
-        free = waiting[~covered]
-        self._requeue(np.concatenate([waiting[covered], free[limit:]]))
-        return free[:limit]
-
-    def _waiting(self) -> I64:
-        if not self._queue:
-            return np.zeros(0, dtype=np.int64)
-        slots = np.unique(np.concatenate(self._queue))
-        self._requeue(slots[:0])
-        return slots[self.state[slots] == SlotState.PENDING]
-
-    def _requeue(self, slots: I64) -> None:
-        self._queue = [slots] if slots.size else []
-        self._queued = slots.size
+        """At most `limit` pending slots that no scope covers, sorted, oldest first; the rest stays queued."""
+        taken: list[I64] = []
+        held_back: list[I64] = []
+        count = 0
+        while self._queue and count < limit:
+            slots = self._queue.popleft()
+            self._queued -= slots.size
+            slots = slots[self.state[slots] == SlotState.PENDING]
+            covered = self.is_covered(slots)
+            if covered.any():
+                held_back.append(slots[covered])
+                slots = slots[~covered]
+            taken.append(slots[: limit - count])
+            count += taken[-1].size
+            if taken[-1].size < slots.size:
+                self._queue.appendleft(slots[taken[-1].size :])
+                self._queued += slots.size - taken[-1].size
+        for slots in held_back:
+            self.enqueue(slots)
+        return np.unique(np.concatenate(taken)) if taken else np.zeros(0, dtype=np.int64)
 
     def guarded_in(self, pages: I64 | None) -> int:
         """Slots of `pages` [p], or of the group, whose content counts: written or stamped, and not lost since."""
@@ -192,7 +198,8 @@ class Ledger:
         self.flags &= ~np.uint8(REVIVED)
         self.covered[:] = 0
         self.scopes = 0
-        self._requeue(np.zeros(0, dtype=np.int64))
+        self._queue.clear()
+        self._queued = 0
 
     def in_pages(self, pages: I64) -> I64:
         """All slots of `pages` [p]."""

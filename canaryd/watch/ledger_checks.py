@@ -79,14 +79,18 @@ class LedgerChecks:
         claims = claims.take(~same)
         if not claims.slots.size:
             return
-        claim, holder, place = self._other_holders(claims)
+        claim, holder, place = self._other_holders(claims, cause.op)
         conflict = np.unique(claim[self._differs(claims.take(claim), holder, place)])
         found = claims.take(conflict)
         detail = "written while another row holds it" if writes else "claimed while another row holds it"
         self.fault(Check.OWNER, found.slots, found.rows, found.positions, cause=cause, detail=detail)
 
-    def _other_holders(self, claims: Claims) -> tuple[I64, I64, I64]:
-        """Every other row that holds a claimed slot at a written position: (claim index, row, position) of each."""
+    def _other_holders(self, claims: Claims, op: int) -> tuple[I64, I64, I64]:
+        """Every other row that holds a claimed slot at a written position: (claim index, row, position) of each.
+
+        A row that is closed may have written in the same op that then handed its page on: rows that this `op` opened
+        or moved do not count against it.
+        """
         group, table = self._group, self._group.rows
         claimed = claims.slots // group.page_size
         entry_pages, entry_rows, entry_indices = table.entries_of(np.unique(claimed))
@@ -99,6 +103,7 @@ class LedgerChecks:
         holder = entry_rows[entry]
         place = table.position_in(holder, entry_indices[entry], claims.slots[claim] % group.page_size)
         other = (holder != claims.rows[claim]) & (place >= 0)
+        other &= (claims.rows[claim] >= 0) | (table.changed_by[holder] != op)
         return claim[other], holder[other], place[other]
 
     def _differs(self, claims: Claims, holder: I64, place: I64) -> Mask:

@@ -102,7 +102,7 @@ class RowWrites:
 
     def _indices(self, names: list[str], cause: Cause) -> I64:
         index = self._group.rows.index
-        named = np.fromiter((index.get(name, UNKNOWN_ROW) for name in names), np.int64, len(names))
+        named = np.array([index.get(name, UNKNOWN_ROW) for name in names], dtype=np.int64)
         for at in np.flatnonzero(named == UNKNOWN_ROW).tolist():
             if names[at] in cause.closed:
                 named[at] = LEAVING_ROW

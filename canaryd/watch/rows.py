@@ -25,6 +25,7 @@ _FIELDS = (
     "head",
     "revision",
     "link_cursor",
+    "changed_by",
 )
 
 
@@ -34,7 +35,7 @@ class Rows:
     length: positions that were written. page_count: pages listed. chain_first, chain_last: the chain hashes *before*
     positions first to last are known (none if first > last). ids_length: positions whose ids the engine announced.
     head: chain hash before position 0. revision: changes when pages or written content of the row do, but not when
-    the row grows. link_cursor: links below were checked since the row's last change. linked_at: when the last walk
+    the row grows. changed_by: the op whose end opened or remapped it last. link_cursor: links below were checked since the row's last change. linked_at: when the last walk
     over all links began.
 
     `holders` counts per page the row list entries that name it, `holder_sum` adds up their row index + 1, so that of
@@ -60,6 +61,7 @@ class Rows:
         self.head: I64
         self.revision: I64
         self.link_cursor: I64
+        self.changed_by: I64
         for name in _FIELDS:
             setattr(self, name, np.zeros(0, dtype=np.int64))
         self.linked_at = np.zeros(0)
