@@ -145,6 +145,24 @@ def test_a_run_goes_on_from_its_previous_slot(scheme, place, seed):
     assert seen(5) == [0]
 
 
+def test_a_link_is_checked_where_the_work_was_cut(scheme, place, seed):
+    """The chain breaks between the last item of one chunk and the first of the next."""
+    pool = Pool(seed, scheme, place, chunk_items=2)
+    pool.stamp()
+    rows = pool.rows[1]
+    late = Runs(
+        pages=column(3, 44, 20),
+        page_offsets=column(0, 3),
+        first_offsets=column(0),
+        lengths=column(3),
+        first_positions=column(2),
+    )
+    broken = StampWork(runs=late, tokens=rows.tokens[2:], generations=rows.generations[2:], seeds=column(1234))
+    links = pool.run(GroupWork(group=1, stamps=broken, links=rows.links())).groups[0].links
+    assert links.items.tolist() == [2]
+    assert links.bits.tolist() == [FAIL_CHAIN]
+
+
 def test_adopted_slots_are_never_false_alarms(scheme, place, seed):
     """Stamped with unknown tokens and a made-up seed, they are judged by content and position only."""
     pool = Pool(seed, scheme, place, chunk_items=10)

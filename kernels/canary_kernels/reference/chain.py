@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from canary_kernels.constants import CHAIN_STEP, CHAIN_STEP_INVERSE, signed
+from canary_kernels.constants import (
+    CHAIN_STEP,
+    CHAIN_STEP_INVERSE,
+    MASK64,
+    SPLITMIX_MUL_1,
+    SPLITMIX_MUL_2,
+    signed,
+)
+from canary_kernels.constants import mix as mix_integer
 from canary_kernels.reference.mixing import mix, mix3
 from canary_kernels.scheme import Scheme
 
 _FACTOR = signed(CHAIN_STEP)
 _INVERSE = signed(CHAIN_STEP_INVERSE)
+
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+_FACTORS = (np.uint64(SPLITMIX_MUL_1), np.uint64(SPLITMIX_MUL_2))
+_FEW_RUNS = 8
+"""Up to so many runs plain integers are faster than a numpy step across them."""
 
 _powers: dict[tuple[int, torch.device], torch.Tensor] = {}
 
@@ -81,21 +96,53 @@ def _native(
 def _sglang(
     seeds: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, offsets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    before = torch.empty_like(tokens)
-    after = torch.empty_like(tokens)
-    lengths = offsets[1:] - offsets[:-1]
-    # Longest first, so that the runs that are still going are always a prefix.
-    lengths, order = torch.sort(lengths, descending=True)
-    starts = offsets[:-1][order]
-    state = seeds[order]
-    going = torch.bincount(lengths).flip(0).cumsum(0).flip(0).tolist() if lengths.numel() else [0]
-    for index in range(1, len(going)):
-        active = int(going[index])
-        item = starts[:active] + (index - 1)
-        current = state[:active]
-        before[item] = current
-        position = positions[item]
-        current = torch.where(position < 0, current, mix3(current, tokens[item], position))
-        after[item] = current
-        state[:active] = current
+    """Serial by definition, so on the host: numpy steps across runs while many of them go on, then plain integers."""
+    token, position, bounds = (column.cpu().numpy() for column in (tokens, positions, offsets))
+    lengths = np.diff(bounds)
+    order = np.argsort(-lengths, kind="stable")  # longest first, so that the runs that go on are always a prefix
+    lengths, starts = lengths[order], bounds[:-1][order]
+    state = seeds.cpu().numpy()[order].view(np.uint64)
+    before = np.empty(token.size, dtype=np.uint64)
+    after = np.empty(token.size, dtype=np.uint64)
+    longest = int(lengths[0]) if lengths.size else 0
+    going = np.searchsorted(-lengths, -np.arange(longest), side="left").tolist()
+    done = 0
+    while done < longest and going[done] > _FEW_RUNS:
+        active = going[done]
+        item = starts[:active] + done
+        state = state[:active]
+        before[item] = state
+        at = position[item]
+        state = np.where(at < 0, state, _mix3(state, token[item].view(np.uint64), at.view(np.uint64)))
+        after[item] = state
+        done += 1
+    for run in range(going[done] if done < longest else 0):
+        first, last = int(starts[run]) + done, int(starts[run] + lengths[run])
+        before[first:last], after[first:last] = _one_run(
+            int(state[run]), token[first:last].tolist(), position[first:last].tolist()
+        )
+    return (
+        torch.from_numpy(before.view(np.int64)).to(tokens.device),
+        torch.from_numpy(after.view(np.int64)).to(tokens.device),
+    )
+
+
+def _one_run(state: int, tokens: list[int], positions: list[int]) -> tuple[list[int], list[int]]:
+    """Hashes before and after each token, on unsigned Python integers."""
+    before, after = [], []
+    for token, position in zip(tokens, positions, strict=True):
+        before.append(state)
+        if position >= 0:
+            state = mix_integer(mix_integer(mix_integer(state) ^ (token & MASK64)) ^ position)
+        after.append(state)
     return before, after
+
+
+def _mix3(a: npt.NDArray[np.uint64], b: npt.NDArray[np.uint64], c: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    return _mix(_mix(_mix(a) ^ b) ^ c)
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = (x ^ (x >> _SHIFTS[0])) * _FACTORS[0]
+    x = (x ^ (x >> _SHIFTS[1])) * _FACTORS[1]
+    return x ^ (x >> _SHIFTS[2])

@@ -32,7 +32,7 @@ def test_pinned_native_chain():
     assert before.tolist() == [chain_head("native"), *after.tolist()[:2]]
 
 
-LENGTHS = [[], [0], [1], [1, 1, 1, 1], [0, 5, 0, 0, 1, 17, 0], [300, 2], [1, 1, 0, 2]]
+LENGTHS = [[], [0], [1], [1, 1, 1, 1], [0, 5, 0, 0, 1, 17, 0], [300, 2], [1, 1, 0, 2], [*range(20), 9, 31]]
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
