@@ -101,8 +101,9 @@ class Judge:
 
     @staticmethod
     def _standing(group: Group, batch: ContentSuspects) -> Mask:
-        same = group.ledger.generation[batch.slots] == batch.generations
-        return same & (group.ledger.state[batch.slots] == SlotState.SUSPECT)
+        standing: Mask = group.ledger.generation[batch.slots] == batch.generations
+        standing &= group.ledger.state[batch.slots] == SlotState.SUSPECT
+        return standing
 
     # --- stamps -------------------------------------------------------------------------------------------------------
 

@@ -56,7 +56,9 @@ class Pace:
         """At most `limit` doubted slots to compare, sorted."""
         ledger = self._group.ledger
         doubted = ledger.state == SlotState.DOUBT
-        return self._doubt.take(self._uncovered(doubted), limit, limit) if doubted.any() else np.zeros(0, dtype=np.int64)
+        return (
+            self._doubt.take(self._uncovered(doubted), limit, limit) if doubted.any() else np.zeros(0, dtype=np.int64)
+        )
 
     def select(self, limit: int, elapsed: float) -> tuple[I64, I64]:
         """Live and idle slots to read now, each sorted, at most `limit` together; `elapsed` since the last time."""

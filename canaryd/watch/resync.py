@@ -84,15 +84,16 @@ def _renamed(group: Group, rows: I64, positions: I64, slots: I64) -> Mask:
     """Where a row says that a stamped slot holds something else than it was stamped with: a lost write may have named
     it, and equal bytes would not prove that none did."""
     ledger, table = group.ledger, group.rows
-    known = (rows >= 0) & ((ledger.flags[slots] & HAS_POSITION) != 0)
+    known: Mask = (rows >= 0) & ((ledger.flags[slots] & HAS_POSITION) != 0)
     safe_rows, safe_positions = np.where(known, rows, 0), np.where(known, positions, 0)
     if not known.any():
         return known
-    renamed = known & (ledger.position[slots] != positions)
+    renamed: Mask = known & (ledger.position[slots] != positions)
     flat = table.content.offset[safe_rows] + safe_positions
     tokens = table.content.data[0][flat]
     renamed |= known & (tokens >= 0) & (ledger.token[slots] >= 0) & (tokens != ledger.token[slots])
     chain = known & ((ledger.flags[slots] & HAS_CHAIN) != 0)
     chain &= (table.chain_first[safe_rows] <= positions) & (positions < table.chain_last[safe_rows])
     after = table.content.data[1][np.where(chain, flat + 1, 0)]
-    return renamed | (chain & (after != ledger.after[slots]))
+    renamed |= chain & (after != ledger.after[slots])
+    return renamed

@@ -35,8 +35,8 @@ class Rows:
     length: positions that were written. page_count: pages listed. chain_first, chain_last: the chain hashes *before*
     positions first to last are known (none if first > last). ids_length: positions whose ids the engine announced.
     head: chain hash before position 0. revision: changes when pages or written content of the row do, but not when
-    the row grows. changed_by: the op whose end opened or remapped it last. link_cursor: links below were checked since the row's last change. linked_at: when the last walk
-    over all links began.
+    the row grows. changed_by: the op whose end opened or remapped it last. link_cursor: links below were checked
+    since the row's last change. linked_at: when the last walk over all links began.
 
     `holders` counts per page the row list entries that name it, `holder_sum` adds up their row index + 1, so that of
     one holder the sum says which.
@@ -233,7 +233,8 @@ class Rows:
     def held_by_others(self, pages: I64, rows: I64) -> Mask:
         """Whether a list entry other than one of `rows[i]` names `pages[i]`. [n]"""
         count = self.holders[pages]
-        return (count > 1) | ((count == 1) & (self.holder_sum[pages] != rows + 1))
+        shared: Mask = (count > 1) | ((count == 1) & (self.holder_sum[pages] != rows + 1))
+        return shared
 
     def entries_of(self, pages: I64) -> tuple[I64, I64, I64]:
         """All list entries that name one of `pages`: (page, row, index) of each. Looks at all page lists."""

@@ -23,7 +23,7 @@ FULL, SWA = 0, 1
 
 def specs() -> list[GroupSpec]:
     return [
-        group_spec("full", num_pages=96, page_size=PAGE, reserved=[(0, PAGE)]),
+        group_spec("full", num_pages=64, page_size=PAGE, reserved=[(0, PAGE)]),
         group_spec("window", num_pages=40, page_size=PAGE, reserved=[(0, PAGE)], ring=RING),
     ]
 
@@ -312,10 +312,7 @@ class Engine:
         first = request.scheduled
         limit = len(request.prompt) + request.target
         count = min(count, limit - first)
-        if first < len(request.prompt):
-            count = min(count, len(request.prompt) - first)
-        else:
-            count = min(count, 1)
+        count = min(count, max(1, len(request.prompt) - first))
         needed = -(-(first + count) // PAGE) - len(request.full)
         if count <= 0:
             return 0

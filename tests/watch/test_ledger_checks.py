@@ -115,9 +115,7 @@ def test_a_block_completed_and_given_back_in_the_same_end_leaves_the_row_where_i
 def test_a_page_that_changes_hands_among_the_rows_of_one_end_is_legal() -> None:
     bench = bench_with_row()
     bench.op(opened=[opened("b", ids=A[:4])], writes=[writes(("b", range(4), A[:4], range(16, 20)))])
-    bench.op(
-        opened=[opened("c", [4], 2, [1, 2])], remaps=[remap("b", 0, [2])], copies=[copies([8, 9], [16, 17])]
-    )
+    bench.op(opened=[opened("c", [4], 2, [1, 2])], remaps=[remap("b", 0, [2])], copies=[copies([8, 9], [16, 17])])
     assert checks(bench) == []
 
 
@@ -250,7 +248,9 @@ def test_one_row_in_several_stretches_of_one_message() -> None:
     bench = Bench()
     bench.op(
         opened=[opened("a")],
-        writes=[writes(("a", [0, 1], [5, 6], [8, 9]), ("b", [0], [1], [40]), ("a", [2], [7], [10]), ("a", [1], [6], [9]))],
+        writes=[
+            writes(("a", [0, 1], [5, 6], [8, 9]), ("b", [0], [1], [40]), ("a", [2], [7], [10]), ("a", [1], [6], [9]))
+        ],
     )
     bench.tick(60)
     assert checks(bench) == []

@@ -98,7 +98,7 @@ def test_passes_complete_and_their_coverage_is_reported() -> None:
     assert completed is not None
     assert bench.now - completed < 2 * policy.max_age_idle
     assert all(0 <= share <= 1 for share in shares)
-    assert min(shares) < 0.5
+    assert min(shares) < 0.9
 
 
 def test_a_stalled_op_is_reported_and_its_slots_are_counted_once() -> None:

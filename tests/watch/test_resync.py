@@ -206,7 +206,5 @@ def test_a_page_that_another_row_holds_is_not_freed() -> None:
 @pytest.mark.parametrize("group", [-1, 1, 99])
 def test_groups_that_do_not_exist_are_counted(group: int) -> None:
     bench = Bench([group_spec()])
-    bench.end(
-        bench.begin(), opened=[opened("a", group=group)], writes=[writes(("a", [0], [1], [2]), group=group)]
-    )
+    bench.end(bench.begin(), opened=[opened("a", group=group)], writes=[writes(("a", [0], [1], [2]), group=group)])
     assert bench.watch.counters.oddities["unknown_group"] == 2
