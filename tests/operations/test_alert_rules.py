@@ -57,11 +57,8 @@ def _failing_alerts(folder: Path, change: dict[str, str]) -> set[str]:
             rule["expr"] = change.get(rule["alert"], rule["expr"])
     (folder / "alerts.yml").write_text(yaml.safe_dump(document))
     shutil.copytree(PROMETHEUS / "tests", folder / "tests")
-    output = ""
-    for path in TESTS:
-        done = _promtool("test", "rules", path.name, folder=folder / "tests")
-        output += done.stdout + done.stderr
-    return set(re.findall(r"alertname: (\w+), time", output))
+    done = _promtool("test", "rules", *(path.name for path in TESTS), folder=folder / "tests")
+    return set(re.findall(r"alertname: (\w+), time", done.stdout + done.stderr))
 
 
 @pytest.mark.operations
