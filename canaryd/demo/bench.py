@@ -1,4 +1,4 @@
-"""What a fault needs of the engine: its pool byte by byte, its tables between two steps, and the daemon's word on a slot.
+"""What a fault needs of the engine: its pool byte by byte, its tables between two steps, the daemon's word on a slot.
 
 Everything here lives in the engine's process. Nothing of the daemon is touched but its public pages.
 """
@@ -23,6 +23,7 @@ from canaryd.engines.transformers.geometry import Group, groups_of
 
 T = TypeVar("T")
 
+_FENCE_TOKENS = 4
 STEP_SECONDS = 5.0
 """How long an action may wait for the engine's next step."""
 
@@ -37,6 +38,18 @@ class Guard:
 
     state: str
     generation: int
+
+
+@dataclass(eq=False)
+class Fence:
+    """A fault of tables that must be taken back before one of `requests` ends: a damaged table that is freed would
+    damage the allocator, and the engine for good. `back` runs on the engine's thread, once.
+
+    `steps`: for how many steps the fault stands at most, 0 for as long as its requests."""
+
+    requests: frozenset[str]
+    back: Callable[[], None]
+    steps: int = 0
 
 
 class Pool:
@@ -111,6 +124,7 @@ class Bench:
         self._before: deque[Callable[[], None]] = deque()
         self._behind: deque[Callable[[], bool]] = deque()
         self._lock = threading.Lock()
+        self._fences: dict[Fence, int] = {}  # and the step at which each was put up
         self._steps = 0
         self._prepare = self.processor.prepare_next_batch
         self.processor.prepare_next_batch = self._prepare_next_batch
@@ -125,6 +139,7 @@ class Bench:
             self._note_owners()
         with self._lock:
             before, self._before = self._before, deque()
+        self._watch_fences()
         for action in before:
             action()
         ready: bool = self._prepare()
@@ -187,6 +202,31 @@ class Bench:
                     self._behind.remove(run)
             raise NoTarget("no step of the kind came by") from None
 
+    # --- faults that must not outlive their requests ----------------------------------------------------------------
+
+    def fence(self, fence: Fence) -> None:
+        """Take `fence` back at the latest when one of its requests is about to end. On the engine's thread."""
+        self._fences[fence] = self._steps
+
+    def _watch_fences(self) -> None:
+        for fence in list(self._fences):
+            ending = any(self.tokens_left(request_id) <= _FENCE_TOKENS for request_id in fence.requests)
+            if ending or (fence.steps and self._steps - self._fences[fence] >= fence.steps):
+                self.take_back(fence)
+
+    def take_back(self, fence: Fence) -> None:
+        """Take it back, if that did not happen yet. On the engine's thread."""
+        if fence in self._fences:
+            del self._fences[fence]
+            fence.back()
+
+    def tokens_left(self, request_id: str) -> int:
+        """Tokens that a request still has to come; 0 if it does not run. On the engine's thread."""
+        state = self.processor.scheduler.active_requests.get(request_id)
+        if state is None:
+            return 0
+        return len(state.initial_tokens) + (state.max_new_tokens or 0) - int(state.position_offset)
+
     # --- what is there ----------------------------------------------------------------------------------------------
 
     def running(self) -> dict[str, Any]:
@@ -241,6 +281,8 @@ class Bench:
             for group, page in pages:
                 doomed.update(self.holders(self.groups[group], page))
                 self._forget_hash(self.groups[group], page)
+            for fence in [fence for fence in self._fences if fence.requests & doomed]:
+                self.take_back(fence)
             for request_id in doomed:
                 self.processor.scheduler.set_request_cancellation(request_id)
 

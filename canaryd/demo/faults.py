@@ -12,13 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from canaryd.demo.bench import Bench, Guard, NoTarget
+from canaryd.demo.bench import Bench, Fence, Guard, NoTarget
 from canaryd.demo.models import VOCABULARY
 from canaryd.engines.transformers.geometry import Group
 
 _STANDS = ("settled", "suspect", "damaged")
-_LEFT_TO_RUN = 40
+_LEFT_TO_RUN = 60
 """Tokens that a request must still have to come, for faults that live as long as it does."""
+
+
+Witnesses = list[tuple[int, int]]
+"""Slots that were settled, and their content generation."""
 
 
 @dataclass
@@ -31,17 +35,15 @@ class Injection:
     requests: set[str]
     settled: bool
     at: float
-    witness: list[tuple[int, int]] = field(default_factory=list)
+    witness: Witnesses = field(default_factory=list)
     undo: Callable[[], None] | None = None
 
 
 Fault = Callable[[Bench], Injection]
 
 
-def _guarded(
-    bench: Bench, group: Group, slots: list[int], act: Callable[[], None]
-) -> tuple[list[tuple[int, int]], float]:
-    """Act, and find which witnesses among `slots` were settled before and behind: (slot, generation), and when."""
+def _guarded(bench: Bench, group: Group, slots: list[int], act: Callable[[], None]) -> tuple[Witnesses, float]:
+    """Act, and find which of some `slots` were settled before and behind; also when it was."""
     chosen = bench.rng.sample(slots, min(2, len(slots)))
     before = [bench.ask(group, slot) for slot in chosen]
     at = time.monotonic()
@@ -236,15 +238,20 @@ def _tokens_swapped(bench: Bench) -> Injection:
 # --- faults of tables -----------------------------------------------------------------------------------------------
 
 
-def _lasting(bench: Bench, group: Group) -> list[tuple[str, list[int], int]]:
-    """Requests that will run for a while: (id, table, pages that are full), full pages not under another fault."""
+def _lasting(bench: Bench, group: Group, *, mid_page: bool = False) -> list[tuple[str, list[int], int]]:
+    """Requests that will run for a while and whose pages are not under another fault: (id, table, full pages).
+
+    `mid_page`: they complete no page within the next steps. The engine hashes completed pages and would repair, or
+    free, what a fault put into the table.
+    """
     found = []
     for request_id, state in bench.running().items():
-        limit = len(state.initial_tokens) + (state.max_new_tokens or 0)
         table = group.allocator.block_table[request_id]
         full = max(0, state.position_offset - 1) // group.page_size
         free = all((group.number, page) not in bench.avoid for page in table)
-        if full and free and limit - state.position_offset > _LEFT_TO_RUN and not state.remaining_prefill_tokens:
+        if mid_page and not 2 <= state.position_offset % group.page_size < group.page_size - 6:
+            continue
+        if full and free and bench.tokens_left(request_id) > _LEFT_TO_RUN and not state.remaining_prefill_tokens:
             found.append((request_id, table, full))
     return found
 
@@ -256,30 +263,26 @@ def _full_attention(bench: Bench) -> Group:
     raise NoTarget("there is no full attention")
 
 
-def _table_fault(
-    bench: Bench,
-    group: Group,
-    pages: list[int],
-    requests: set[str],
-    change: Callable[[], None],
-    back: Callable[[], None],
-) -> Injection:
-    """`change` and `back` run between steps."""
+def _table_fault(bench: Bench, group: Group, pages: list[int], change: Callable[[], None], fence: Fence) -> Injection:
+    """`change` runs between steps; the fence takes it back. The witnesses are the first slots of the pages."""
     touched = {(group.number, page) for page in pages}
     bench.avoid |= touched
-    slots = [
-        page * group.page_size + bench.rng.randrange(group.page_size) for page in pages if page >= group.first_page
-    ]
-    witness, at = _guarded(bench, group, slots, lambda: bench.between_steps(change))
+    slots = [page * group.page_size for page in pages if page >= group.first_page]
+
+    def act() -> None:
+        change()
+        bench.fence(fence)
+
+    witness, at = _guarded(bench, group, slots, lambda: bench.between_steps(act))
     return Injection(
         group=group,
         pages=touched,
         slots=[slot for page in pages for slot in _page_slots(group, page)],
-        requests=requests,
+        requests=set(fence.requests),
         settled=len(witness) == min(2, len(slots)),
         at=at,
         witness=witness,
-        undo=lambda: bench.between_steps(back),
+        undo=lambda: bench.between_steps(lambda: bench.take_back(fence)),
     )
 
 
@@ -313,7 +316,7 @@ def _table_swap(bench: Bench) -> Injection:
         _entry(first, index, b, a)
         _entry(second, index, a, b)
 
-    return _table_fault(bench, group, [a, b], {one, two}, change, back)
+    return _table_fault(bench, group, [a, b], change, Fence(frozenset({one, two}), back))
 
 
 def _duplicate_page(bench: Bench) -> Injection:
@@ -321,7 +324,7 @@ def _duplicate_page(bench: Bench) -> Injection:
     group = _full_attention(bench)
 
     def pick() -> tuple[str, list[int], int, int]:
-        for request_id, table, full in bench.rng.sample(found := _lasting(bench, group), len(found)):
+        for request_id, table, full in bench.rng.sample(found := _lasting(bench, group, mid_page=True), len(found)):
             if full >= 2:
                 index, twin = bench.rng.sample(range(full), 2)
                 return request_id, table, index, twin
@@ -333,9 +336,8 @@ def _duplicate_page(bench: Bench) -> Injection:
         bench,
         group,
         [kept, lost],
-        {request_id},
         lambda: _entry(table, index, lost, kept),
-        lambda: _entry(table, index, kept, lost),
+        Fence(frozenset({request_id}), lambda: _entry(table, index, kept, lost), steps=2),
     )
 
 
@@ -344,7 +346,7 @@ def _reserved_page(bench: Bench) -> Injection:
     group = _full_attention(bench)
 
     def pick() -> tuple[str, list[int], int]:
-        found = _lasting(bench, group)
+        found = _lasting(bench, group, mid_page=True)
         if not found:
             raise NoTarget("no request with a full page")
         request_id, table, full = bench.rng.choice(found)
@@ -356,9 +358,8 @@ def _reserved_page(bench: Bench) -> Injection:
         bench,
         group,
         [lost, trash],
-        {request_id},
         lambda: _entry(table, index, lost, trash),
-        lambda: _entry(table, index, trash, lost),
+        Fence(frozenset({request_id}), lambda: _entry(table, index, trash, lost), steps=2),
     )
 
 
@@ -366,40 +367,28 @@ def _shared_page(bench: Bench) -> Injection:
     """The page that a request is filling is handed to another request as its next one."""
     group = _full_attention(bench)
 
-    def pick() -> tuple[str, str, list[int], int, int]:
+    def pick() -> tuple[str, str, list[int], int]:
         found = _lasting(bench, group)
         bench.rng.shuffle(found)
         running = bench.running()
         for (owner, table, full), (thief, other, _) in itertools.permutations(found, 2):
             length = running[owner].position_offset - 1
             if full < len(table) and length % group.page_size >= 4:
-                return owner, thief, other, table[full], full * group.page_size
+                return owner, thief, other, table[full]
         raise NoTarget("no request with a page half full")
 
-    owner, thief, table, page, _ = bench.between_steps(pick)
-    bench.avoid.add((group.number, page))
-    slot = page * group.page_size
-
-    def change() -> None:
-        table.append(page)
+    owner, thief, table, page = bench.between_steps(pick)
+    scheduler = bench.processor.scheduler
 
     def back() -> None:
         if page in table and page in group.allocator.block_table.get(owner, ()):
             table.remove(page)
-        bench.processor.scheduler.set_request_cancellation(thief)
-        bench.processor.scheduler.set_request_cancellation(owner)
+        scheduler.set_request_cancellation(thief)
+        scheduler.set_request_cancellation(owner)
 
-    witness, at = _guarded(bench, group, [slot], lambda: bench.between_steps(change))
-    return Injection(
-        group=group,
-        pages={(group.number, page)},
-        slots=_page_slots(group, page),
-        requests={owner, thief},
-        settled=bool(witness),
-        at=at,
-        witness=[],  # the other's legal writes raise the generation: that is the fault
-        undo=lambda: bench.between_steps(back),
-    )
+    injection = _table_fault(bench, group, [page], lambda: table.append(page), Fence(frozenset({owner, thief}), back))
+    injection.witness = []  # the other's writes raise the generation and are legal: who holds the page is the fault
+    return injection
 
 
 _stale = itertools.count()
@@ -423,7 +412,7 @@ def _stale_prefix(bench: Bench) -> Injection:
         pages = [page for page in ledger.block_to_hash if (group.number, page) not in bench.avoid]
         if not pages:
             raise NoTarget("no page is in the prefix cache")
-        page = bench.rng.choice(pages)
+        page = int(bench.rng.choice(pages))
         bench.avoid.add((group.number, page))
         return page
 
@@ -474,7 +463,7 @@ def _input_fault(
         places = []
         for future in ios.requests_in_batch:
             start = future.state.position_offset - future.query_length
-            places += [(future.state.request_id, first + i, start + i) for i in eligible(future)]
+            places += [(str(future.state.request_id), first + i, int(start) + i) for i in eligible(future)]
             first += future.query_length
         if not places:
             return None

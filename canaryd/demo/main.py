@@ -90,7 +90,6 @@ class Demo:
         self._socket_dir = folder / "sockets"
         self._children: list[Child] = []
         self._score = Score([] if options.no_faults else classes_for(options.model))
-        self._pages: DaemonPages | None = None
 
     def run(self) -> int:
         """Start, inject, judge, report; the exit status."""
@@ -98,9 +97,7 @@ class Demo:
         started = time.monotonic()
         with Display(self._score) as display:
             display.say(f"starting the daemon and the engine (seed {options.seed}, {options.device}, {options.mode})")
-            engine = self._start()
-            pages = self._pages
-            assert pages is not None
+            engine, pages = self._start()
             self._wait_attached(pages, display)
             display.say(f"daemon: {pages.url}/metrics  {pages.url}/status")
             conductor = Conductor(
@@ -126,7 +123,7 @@ class Demo:
             self._serve_on(pages)
         return 1 if problems else 0
 
-    def _start(self) -> Child:
+    def _start(self) -> tuple[Child, DaemonPages]:
         options = self._options
         for path in (self._state_dir, self._socket_dir):
             path.mkdir(mode=0o700)
@@ -148,13 +145,13 @@ class Demo:
             },
         )
         self._children.append(daemon)
-        self._pages = DaemonPages(wait_for_port(daemon, self._state_dir, 60))
+        pages = DaemonPages(wait_for_port(daemon, self._state_dir, 60))
         engine = Child(
             "engine",
             self._folder,
             "canaryd.demo.engine",
             [
-                *("--socket-dir", str(self._socket_dir), "--daemon", self._pages.url, "--model", options.model),
+                *("--socket-dir", str(self._socket_dir), "--daemon", pages.url, "--model", options.model),
                 *("--device", options.device, "--mode", options.mode, "--seed", str(options.seed)),
             ],
             _OFFLINE | {"OMP_NUM_THREADS": "1"},
@@ -162,7 +159,7 @@ class Demo:
         )
         self._children.append(engine)
         engine.wait_for("serving", 300)
-        return engine
+        return engine, pages
 
     def _check(self) -> None:
         for child in self._children:

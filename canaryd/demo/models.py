@@ -16,7 +16,7 @@ PAGE_SIZE = 16
 
 
 def build_model(kind: ModelKind, *, seed: int, device: str = "cpu") -> Any:
-    """A random four-layer model in evaluation mode: `llama`, or `sliding` with a short window in all layers but the last."""
+    """A random four-layer model in evaluation mode: `llama`, or `sliding`: a window in all layers but one."""
     torch.manual_seed(seed)
     shape: dict[str, Any] = {
         "vocab_size": VOCABULARY,

@@ -73,8 +73,9 @@ class Child:
     def tell(self, command: Mapping[str, Any]) -> None:
         """Send one command. Raises ChildFailed if it cannot be sent."""
         stdin = self._process.stdin
+        if stdin is None:
+            raise ChildFailed(f"the {self.name} process takes no commands")
         try:
-            assert stdin is not None
             stdin.write(json.dumps(command) + "\n")
             stdin.flush()
         except (BrokenPipeError, ValueError) as error:
