@@ -32,7 +32,10 @@ class Stretches:
     @property
     def lengths(self) -> I64:
         """Items of each stretch [k]."""
-        return np.diff(self.starts, append=self.rows.size)
+        out = np.empty_like(self.starts)
+        np.subtract(self.starts[1:], self.starts[:-1], out=out[:-1])
+        out[-1:] = self.rows.size - self.starts[-1:]
+        return out
 
     def take(self, chosen: Mask) -> Stretches:
         """The stretches where `chosen` [k]."""
@@ -326,9 +329,10 @@ class RowWrites:
 def _waves(stretches: Stretches) -> list[Stretches]:
     """Split so that no row comes twice in one part; in order."""
     rows = stretches.rows[stretches.starts]
-    _, inverse, counts = np.unique(rows, return_inverse=True, return_counts=True)
-    if (counts[inverse][rows >= 0] <= 1).all():
+    known = rows[rows >= 0]
+    if not known.size or int(np.bincount(known).max()) <= 1:
         return [stretches]
+    _, inverse, counts = np.unique(rows, return_inverse=True, return_counts=True)
     order = np.argsort(inverse, kind="stable")
     turn = np.empty(rows.size, dtype=np.int64)
     turn[order] = np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts, counts)
