@@ -133,12 +133,12 @@ def _padding_row(bench: Bench) -> Injection:
 
 def _wrapped_slot(bench: Bench) -> Injection:
     """A write at slot -1: it wraps to the last slot."""
-    group = bench.rng.choice(bench.groups)
-    last = group.num_pages - 1
 
-    def reached() -> bool:
-        ledger = group.allocator.ledger
-        if last in ledger.cached_blocks:
+    def reached(group: Group) -> bool:
+        last = group.num_pages - 1
+        if (group.number, last) in bench.avoid:
+            return False
+        if last in group.allocator.ledger.cached_blocks:
             return True
         for request_id in bench.holders(group, last):
             state = bench.processor.scheduler.active_requests.get(request_id)
@@ -147,8 +147,10 @@ def _wrapped_slot(bench: Bench) -> Injection:
                 return True
         return False
 
-    if (group.number, last) in bench.avoid or not bench.between_steps(reached):
+    groups = bench.between_steps(lambda: [group for group in bench.groups if reached(group)])
+    if not groups:
         raise NoTarget("the last slot holds no token")
+    group = bench.rng.choice(groups)
     return _write_row(bench, group, group.num_pages * group.page_size - 1)
 
 

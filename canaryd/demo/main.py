@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         description="A real engine, the daemon beside it, faults injected from the engine's side of memory.",
     )
     parser.add_argument("--seed", type=int, default=1, help="of models, prompts and faults (default: %(default)s)")
-    parser.add_argument("--duration", type=float, default=45.0, help="seconds of injecting (default: %(default)s)")
+    parser.add_argument("--duration", type=float, default=35.0, help="seconds of injecting (default: %(default)s)")
     parser.add_argument("--scheme", choices=("native", "sglang"), default="native", help="default: %(default)s")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--mode", choices=("sync", "async"), default="sync", help="async needs cuda")

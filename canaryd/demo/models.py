@@ -11,11 +11,11 @@ from transformers.models.gemma3 import Gemma3ForCausalLM, Gemma3TextConfig
 ModelKind = Literal["llama", "sliding"]
 
 VOCABULARY = 997
-SLIDING_WINDOW = 24
+SLIDING_WINDOW = 96
 PAGE_SIZE = 16
 
 
-def build_model(kind: ModelKind, *, seed: int, device: str = "cpu") -> Any:
+def build_model(kind: ModelKind, *, seed: int, device: str = "cpu", window: int = SLIDING_WINDOW) -> Any:
     """A random four-layer model in evaluation mode: `llama`, or `sliding`: a window in all layers but one."""
     torch.manual_seed(seed)
     shape: dict[str, Any] = {
@@ -34,7 +34,7 @@ def build_model(kind: ModelKind, *, seed: int, device: str = "cpu") -> Any:
         model = LlamaForCausalLM(LlamaConfig(**shape))
     else:
         layers = ["sliding_attention"] * 3 + ["full_attention"]
-        model = Gemma3ForCausalLM(Gemma3TextConfig(**shape, sliding_window=SLIDING_WINDOW, layer_types=layers))
+        model = Gemma3ForCausalLM(Gemma3TextConfig(**shape, sliding_window=window, layer_types=layers))
     return model.to(device).eval()
 
 

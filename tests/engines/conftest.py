@@ -63,12 +63,11 @@ def start() -> Iterator[Callable[..., Engine]]:
     def starter(
         kind: ModelKind = "llama",
         *,
-        attach_first: bool = True,
         max_new_tokens: int = 12,
         sequences: int = 1,
         **config: Any,
     ) -> Engine:
-        model = build_model(kind, seed=5)
+        model = build_model(kind, seed=5, window=24)
         manager = model.init_continuous_batching(
             generation_config=generation_config(
                 max_new_tokens=max_new_tokens, sample=sequences > 1, sequences=sequences

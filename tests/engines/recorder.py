@@ -134,6 +134,9 @@ class RecordingClient:
             if self._first:
                 for row in rows[number].values():
                     self._open_row(group, row)
+                    adopted = group.rows[row.row]
+                    for position in group.positions(adopted):
+                        group.stamps[group.slot(adopted, position)] = (position, self._chain(adopted, position))
                 group.used |= cached[number]
                 continue
             told = {name: (ints(row.pages), row.length) for name, row in rows[number].items()}

@@ -197,6 +197,9 @@ class Tap:
             self._closed = True
             logger.warning("%s", unknown)
             return
+        except Exception as error:  # noqa: BLE001 - the engine is not ours to fail
+            self._give_up("looking at the engine", error)
+            return
         self._wraps.add(processor, "prepare_next_batch", self._prepare_next_batch)
 
     # --- coming and going -------------------------------------------------------------------------------------------
