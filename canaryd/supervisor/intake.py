@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from canaryd.control import Detach, Frame, Map, Mapped, NeedSnapshot, NotMapped
+from canaryd.control import Detach, Frame, Map, Mapped, NeedSnapshot, NotMapped, Report
 from canaryd.errors import AttachRefused, RefusalReason, UnknownSession, WireError
 from canaryd.findings import FindingsFile
 from canaryd.logs import event_logger
@@ -56,6 +56,7 @@ class Intake:
     find_worker: Callable[[str, float], WorkerProcess]
     tally: Tally = field(default_factory=Tally)
     sessions: dict[bytes, Session] = field(default_factory=dict)
+    leaving: dict[bytes, tuple[EngineRecord, str]] = field(default_factory=dict)
     records: dict[tuple[str, str], EngineRecord] = field(default_factory=dict)
 
     def adopt_open_findings(self, now: float) -> None:
@@ -99,13 +100,18 @@ class Intake:
         if not session.forwarding:
             return
         session.forwarding = False
-        record.stamps_at_end = record.stop_watching(session.token)
+        record.stamps_at_end = record.stop_watching()
+        # What the worker still says of this session counts until it confirms the end.
+        self.leaving[session.token] = (record, session.process)
         try:
             worker = self.find_worker(record.device, now)
         except AttachRefused:
-            return  # no worker, no mapping
+            self.unmapped(session.token)  # no worker, no mapping
+            return
         if worker.send(Detach(session=session.token, cause=cause), force=True):
             worker.expect_unmapped(session.token, now)
+        else:
+            self.unmapped(session.token)
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
@@ -289,6 +295,29 @@ class Intake:
         self._refuse(session.engine, refusal)
         self._send(session.peer, session.token, refused)
 
+    def unmapped(self, token: bytes) -> None:
+        """The worker has let go of an ended session, or is no more."""
+        left = self.leaving.pop(token, None)
+        if left is not None:
+            left[0].tally.retire(token)
+
+    def owner_of(self, token: bytes) -> tuple[EngineRecord, str] | None:
+        """The engine and process of a session that is watched, or was until a moment ago."""
+        session = self.sessions.get(token)
+        if session is not None and session.engine is not None and session.forwarding:
+            return session.engine, session.process
+        return self.leaving.get(token)
+
+    def report(self, message: Report) -> None:
+        """What a session's counters stand at. One that is leaving has counters still, but no gauges."""
+        owner = self.owner_of(message.session)
+        if owner is None:
+            return
+        record, _process = owner
+        record.tally.report(message.session, message.counters, message.distributions)
+        if message.session not in self.leaving:
+            record.gauges = {(each.name, each.labels): each.value for each in message.gauges}
+
     def need_snapshot(self, message: NeedSnapshot) -> None:
         """The worker's core lost track."""
         session = self.sessions.get(message.session)
@@ -298,12 +327,15 @@ class Intake:
 
     def worker_lost(self, device: str) -> None:
         """The device's worker is replaced: its clients are told to attach again."""
+        for token in [token for token, (record, _process) in self.leaving.items() if record.device == device]:
+            self.unmapped(token)
         for session in list(self.sessions.values()):
             record = session.engine
             if record is None or record.device != device or not session.forwarding:
                 continue
             session.forwarding, session.sent_away = False, True
-            record.lose(record.stop_watching(session.token), "its worker is replaced")
+            record.lose(record.stop_watching(), "its worker is replaced")
+            record.tally.retire(session.token)
             self._enter(record, State.ATTACHING, "its worker is replaced")
             self._send(session.peer, session.token, WhoAreYou())
 

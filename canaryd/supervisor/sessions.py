@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from canaryd.control import HOST, Distribution, Series
+from canaryd.control import HOST
 from canaryd.errors import AttachRefused, OutOfOrder, RefusalReason
 from canaryd.logs import event_logger
 from canaryd.tallies import Key, Tally
@@ -96,15 +96,9 @@ class EngineRecord:
         """The values of the labels engine and gpu_uuid."""
         return self.label, self.device
 
-    def take_report(self, source: bytes, counters: list[Series], gauges: list[Series], d: list[Distribution]) -> None:
-        """Replace what the running session reported before."""
-        self.tally.report(source, counters, d)
-        self.gauges = {(each.name, each.labels): each.value for each in gauges}
-
-    def stop_watching(self, source: bytes) -> int:
-        """The session's watch ended: keep its counters, forget its gauges; returns how many stamps ended with it."""
+    def stop_watching(self) -> int:
+        """The session's watch ends: forget its gauges; returns how many stamps ended with it."""
         stamps = int(self.gauges.get(("canaryd_slots", ("settled",)), 0.0))
-        self.tally.retire(source)
         self.gauges = {}
         return stamps
 

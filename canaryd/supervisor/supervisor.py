@@ -224,14 +224,13 @@ class Supervisor:
                 self.intake.not_mapped(message)
             case Unmapped():
                 worker.unmapped(message.session)
+                self.intake.unmapped(message.session)
             case NeedSnapshot():
                 self.intake.need_snapshot(message)
             case Found():
                 self._record_findings(message)
             case Report():
-                session = self.intake.sessions.get(message.session)
-                if session is not None and session.engine is not None and session.forwarding:
-                    session.engine.take_report(message.session, message.counters, message.gauges, message.distributions)
+                self.intake.report(message)
             case WorkerReport():
                 worker.tally.report(worker.source, message.counters)
                 worker.gauges = {(each.name, each.labels): each.value for each in message.gauges}
@@ -242,12 +241,13 @@ class Supervisor:
                     _answer(asked, message)
 
     def _record_findings(self, message: Found) -> None:
-        session = self.intake.sessions.get(message.session)
-        if session is None or session.engine is None:
+        owner = self.intake.owner_of(message.session)
+        if owner is None:
+            log.warning("a finding of an unknown session", count=len(message.findings))
             return
-        record = session.engine
+        record, process = owner
         added = self.findings.record_opened(
-            (record.label, record.device, check, session.process, detail) for check, detail in message.findings
+            (record.label, record.device, check, process, detail) for check, detail in message.findings
         )
         for finding in added:
             log.error(

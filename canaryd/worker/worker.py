@@ -245,6 +245,8 @@ class Worker:
     def _detach(self, message: Detach) -> None:
         attachment = self._attachments.pop(message.session, None)
         if attachment is not None:
+            self._say_findings(message.session, attachment)
+            self._report(message.session, attachment)
             attachment.close()
             log.info("unmapped", device=self._settings.device, cause=message.cause)
         self._send(Unmapped(session=message.session))

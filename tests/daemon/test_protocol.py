@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -15,7 +16,7 @@ import pytest
 import zmq
 
 from canaryd.config import Config
-from canaryd.control import Frame, Map, Mapped, NotMapped
+from canaryd.control import Found, Frame, Map, Mapped, NotMapped, Report, Series, Unmapped
 from canaryd.errors import AttachRefused, RefusalReason
 from canaryd.supervisor.supervisor import Supervisor
 from canaryd.wire import limits
@@ -59,6 +60,9 @@ class RecordingWorker:
 
     def expect_unmapped(self, session: bytes, now: float) -> None:
         self.sent.append(("expect_unmapped", session))
+
+    def unmapped(self, session: bytes) -> None:
+        self.sent.append(("unmapped", session))
 
     def frames(self) -> list[int]:
         return [each.seq for each in self.sent if isinstance(each, Frame)]
@@ -382,6 +386,50 @@ def test_a_lost_worker_sends_its_clients_away(
     peers[0].say(1, Begin(op=1))
     assert peers[0].hear() == WhoAreYou()
     assert worker.frames() == []
+
+
+def test_what_a_worker_says_of_an_ended_session_still_counts(
+    supervisor: Supervisor, worker: RecordingWorker, peers: list[Peer]
+) -> None:
+    attached(peers[0], supervisor, worker)
+    token = peers[0].session
+    report = Report(
+        session=token,
+        counters=[Series("canaryd_mismatches_total", ("content",), 1)],
+        gauges=[Series("canaryd_slots", ("settled",), 4)],
+        distributions=[],
+    )
+    assert peers[0].side is not None
+    peers[0].side.close()
+    wait_for("the end", lambda: supervisor.metrics().engines[0].state == "gone")
+    with supervisor.lock:
+        supervisor._handle(worker, report)  # type: ignore[arg-type]
+        supervisor._handle(worker, Found(session=token, findings=[("content", {"group": "g"})]))  # type: ignore[arg-type]
+        supervisor._handle(worker, Unmapped(session=token))  # type: ignore[arg-type]
+        supervisor._handle(worker, report)  # type: ignore[arg-type]  # too late: it would count twice
+    engine = supervisor.metrics().engines[0]
+    assert engine.counters["canaryd_mismatches_total", ("content",)] == 1
+    assert engine.gauges["canaryd_findings_open", ("content",)] == 1
+    assert ("canaryd_slots", ("settled",)) not in engine.gauges
+
+
+def test_a_full_disk_is_said_and_recovered_from(
+    supervisor: Supervisor, worker: RecordingWorker, peers: list[Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached(peers[0], supervisor, worker)
+
+    def full(_descriptor: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, supervisor.lock:
+        patched.setattr(os, "write", full)
+        found = Found(session=peers[0].session, findings=[("content", {"group": "g"})])
+        supervisor._handle(worker, found)  # type: ignore[arg-type]
+        assert supervisor.findings.waiting == 1
+    status = supervisor.status()
+    assert (status.findings_open, status.findings_write_failures) == (1, 1)
+    wait_for("the retry", lambda: supervisor.status().findings_unwritten == 0)
+    assert b'"opened"' in (supervisor.config.state_dir / "findings.jsonl").read_bytes()
 
 
 def test_an_engine_is_forgotten_after_a_while(
