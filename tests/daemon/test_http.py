@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from canaryd.config import HttpConfig
 from canaryd.http import HttpServer, NoAnswer, Pages, PortBusy
+from daemon.harness import wait_for
 
 
 class State:
@@ -146,10 +147,7 @@ def test_too_many_connections_are_refused_and_slow_ones_dropped(server: HttpServ
     held = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(2)]
     for each in held:
         each.sendall(b"GET /metrics HTTP/1.1\r\n")  # and no more
-    code = 200
-    while code == 200:  # until the server has taken both
-        code = get(server, "/healthz")[0]
-    assert code == 503
+    wait_for("a refusal", lambda: get(server, "/healthz")[0] == 503, patience=5)  # once both are taken
     for each in held:
         assert each.recv(100) == b""  # dropped after the timeout
         each.close()
