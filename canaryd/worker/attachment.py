@@ -21,7 +21,7 @@ from canaryd.watch.policy import Policy
 from canaryd.watch.watch import Watch
 from canaryd.wire.announce import AnnouncePage
 from canaryd.wire.messages import Attach, Beat, Begin, End, Snapshot
-from canaryd.worker.pace import Pace
+from canaryd.worker.pace import Pace, engine_loss
 from canaryd.worker.reports import finding_detail
 
 TAIL_GAP_SECONDS = 1.0
@@ -183,9 +183,13 @@ class Attachment:
         self._count_launches(result.launches)
         self.watch.on_burst_done(result, announced, clock())
         # On the host everything competes with the engine for cores, the planning and judging too.
-        cost = clock() - started if self._on_host else result.busy_seconds
-        self.busy_seconds += cost
-        self._pace.spent(started, cost)
+        busy = clock() - started if self._on_host else result.busy_seconds
+        self.busy_seconds += busy
+        if self._on_host:
+            self._pace.spent(started, busy)
+        else:
+            launches = sum(result.launches.values())
+            self._pace.spent(started, engine_loss(launches=launches, bytes_read=result.bytes_read, busy=busy))
 
     def _on_device(self, call: Callable[[], Any], now: float) -> Any:
         try:

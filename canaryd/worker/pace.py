@@ -2,6 +2,23 @@
 
 from __future__ import annotations
 
+SLICE_SECONDS = 0.00027
+"""What one burst costs an engine that shares the GPU by time slices, whatever the burst's size (one H200)."""
+LAUNCH_SECONDS = 0.00001
+"""What each further launch adds, as long as launches come one by one from the host (same GPU)."""
+READ_BYTES_PER_SECOND = 1e12
+"""Reading speed that every data centre GPU reaches; while the burst reads, the engine waits."""
+
+
+def engine_loss(*, launches: int, bytes_read: int, busy: float) -> float:
+    """Seconds of engine time that a burst cost on a GPU, never more than the `busy` seconds that it took.
+
+    The time between a burst's first and last event is no measure of it: most of that is waiting for the host and for
+    the engine's own slices.
+    """
+    return min(busy, SLICE_SECONDS + LAUNCH_SECONDS * launches + bytes_read / READ_BYTES_PER_SECOND)
+
+
 
 class Pace:
     """Stretches ticks so that bursts take at most a share of the time.

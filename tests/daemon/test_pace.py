@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from canaryd.worker.pace import Pace
+from canaryd.worker.pace import SLICE_SECONDS, Pace, engine_loss
 
 
 def simulate(pace: Pace, costs: list[float]) -> list[float]:
@@ -48,3 +48,17 @@ def test_a_second_read_between_ticks_is_paid_for() -> None:
     pace.spent(5.0, 0.001)
     pace.spent(5.02, 0.03)
     assert pace.next_at == pytest.approx(5.02 + 0.3)
+
+
+def test_a_burst_that_waits_for_its_slice_costs_the_engine_one_slice() -> None:
+    waited = engine_loss(launches=10, bytes_read=1 << 20, busy=0.02)
+    assert SLICE_SECONDS < waited < 0.001
+    starts = simulate(Pace(tick=0.1, share=0.005), [waited] * 5)
+    assert [later - earlier for earlier, later in itertools.pairwise(starts)] == pytest.approx([0.1] * 4)
+
+
+def test_engine_loss_grows_with_bytes_and_launches_and_never_exceeds_the_burst() -> None:
+    small = engine_loss(launches=1, bytes_read=0, busy=1.0)
+    assert engine_loss(launches=40, bytes_read=0, busy=1.0) > small
+    assert engine_loss(launches=1, bytes_read=2 << 30, busy=1.0) > small + 0.002
+    assert engine_loss(launches=40, bytes_read=2 << 30, busy=0.0001) == 0.0001
