@@ -13,15 +13,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
 from canaryd.client.client import Client
 from canaryd.client.facts import Final, SnapshotState
 from canaryd.client.memory import ExportedMemory, export_cuda_tensor, export_host_tensor
 from canaryd.client.ops import Event, FinalSource, Status
 from canaryd.engines.transformers.geometry import UnknownEngine, groups_of
 from canaryd.engines.transformers.rows import Rows
-from canaryd.engines.transformers.steps import Step, StepReader
+from canaryd.engines.transformers.steps import Batch, Step, StepReader
 from canaryd.errors import CanarydError
 from canaryd.wire.messages import GroupSpec, Identity
 
@@ -189,6 +187,8 @@ class Tap:
         self._prepared: Sequence[Any] = ()
         self._final = Final()
         self._step: Step | None = None
+        self._batch = Batch.of([], [])
+        self._counts: list[int] = []
         self._rows: Rows
         self._reader: StepReader
         try:
@@ -338,16 +338,16 @@ class Tap:
             self._end(self._op, self._final)
             return
         counts = [future.query_length for future in self._prepared]
+        if rows is not self._batch.rows or counts != self._counts:
+            self._batch, self._counts = Batch.of(rows, counts), counts
         self._rows.remember_step(self._op, rows, counts)
-        self._names = [row.name for row in rows]
-        self._counts = np.array(counts, dtype=np.int64)
 
     def _compute_batch(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
         if self._closed or not self._prepared:
             return
         try:
-            self._step = self._reader.read(self._names, self._counts)
+            self._step = self._reader.read(self._batch)
         except Exception as error:  # noqa: BLE001
             self._give_up("reading the step's inputs", error)
 

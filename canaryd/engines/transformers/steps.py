@@ -17,26 +17,46 @@ import torch
 
 from canaryd.client.facts import Final
 from canaryd.engines.transformers.geometry import I64, Group
+from canaryd.engines.transformers.rows import Row
+from canaryd.wire.messages import Writes
 
 I32 = npt.NDArray[np.int32]
 
 
-@dataclass(kw_only=True)
 class Buffers:
-    """Host memory that holds one step's inputs: `inputs` [2, tokens] int32 (ids, positions), `index` [groups, tokens]
-    int64, `table` [groups, requests, blocks] int32."""
+    """Host memory that holds one step's inputs, as tensors to copy into and as arrays over the same memory: `inputs`
+    [2, tokens] int32 (ids, positions), `index` [groups, tokens] int64, `table` [groups, requests, blocks] int32."""
 
-    inputs: torch.Tensor
-    index: torch.Tensor
-    table: torch.Tensor
+    def __init__(self, *, groups: int, tokens: int, table_shape: tuple[int, ...], pinned: bool) -> None:
+        self.inputs = torch.empty((2, tokens), dtype=torch.int32, pin_memory=pinned)
+        self.index = torch.empty((groups, tokens), dtype=torch.int64, pin_memory=pinned)
+        self.table = torch.empty(table_shape, dtype=torch.int32, pin_memory=pinned)
+        self.inputs_array: I32 = self.inputs.numpy()
+        self.index_array: I64 = self.index.numpy()
+        self.table_array: I32 = self.table.numpy()
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """Rows of a step in its order, and how many tokens each has."""
+
+    rows: list[Row]
+    names: list[str]
+    counts: I64
+    counts_column: bytes
+
+    @classmethod
+    def of(cls, rows: list[Row], counts: list[int]) -> Batch:
+        """A batch from the engine's own numbers."""
+        array = np.array(counts, dtype=np.int64)
+        return cls(rows=rows, names=[row.name for row in rows], counts=array, counts_column=array.tobytes())
 
 
 @dataclass(kw_only=True)
 class Step:
     """One captured step. `count` tokens; `by_table`: the kernel derived its writes from the block table."""
 
-    rows: list[str]
-    counts: I64
+    batch: Batch
     count: int
     by_table: bool
     buffers: Buffers
@@ -44,24 +64,36 @@ class Step:
 
     def add_to(self, final: Final) -> None:
         """Name the step's writes. Call it when the copies into the buffers are complete."""
-        ids = self.buffers.inputs[0, : self.count].numpy().astype(np.int64)
-        positions = self.buffers.inputs[1, : self.count].numpy().astype(np.int64)
+        batch, count = self.batch, self.count
+        ids = self.buffers.inputs_array[0, :count].astype(np.int64)
+        positions = self.buffers.inputs_array[1, :count].astype(np.int64)
         for group in self.owner.groups:
             if self.by_table:
                 slots, named = self._slots_by_table(group, positions)
             else:
-                slots, named = group.slots_of_writes(self.buffers.index[group.number, : self.count].numpy())
+                slots, named = group.slots_of_writes(self.buffers.index_array[group.number, :count])
             if named is None:
-                final.write(group.number, self.rows, self.counts, positions, ids, slots)
+                columns = (batch.counts_column, positions, ids, slots)
             else:
-                row = np.repeat(np.arange(len(self.rows)), self.counts)[named]
-                counts = np.bincount(row, minlength=len(self.rows)).astype(np.int64)
-                final.write(group.number, self.rows, counts, positions[named], ids[named], slots[named])
+                row = np.repeat(np.arange(len(batch.names)), batch.counts)[named]
+                counts = np.bincount(row, minlength=len(batch.names)).astype(np.int64)
+                columns = (counts.tobytes(), positions[named], ids[named], slots[named])
+            # the columns are what `Final.write` would make of them, without looking at what they are
+            final.writes.append(
+                Writes(
+                    group=group.number,
+                    rows=batch.names,
+                    counts=columns[0],
+                    positions=columns[1].tobytes(),
+                    tokens=columns[2].tobytes(),
+                    slots=columns[3].tobytes(),
+                )
+            )
         self.owner.give_back(self.buffers)
 
     def _slots_by_table(self, group: Group, positions: I64) -> tuple[I64, npt.NDArray[np.bool_] | None]:
         """One token per request; the kernel looks its page up in the table, in units of one layer's pages."""
-        table = self.buffers.table[group.number, : self.count].numpy().astype(np.int64)
+        table = self.buffers.table_array[group.number, : self.count].astype(np.int64)
         page, offset = np.divmod(positions, group.page_size)
         inside = (page >= 0) & (page < table.shape[1])
         entries = table[np.arange(self.count), np.where(inside, page, 0)]
@@ -90,7 +122,7 @@ class StepReader:
         batch: Sequence[Any] = ios.requests_in_batch
         return batch
 
-    def read(self, rows: list[str], counts: I64) -> Step:
+    def read(self, batch: Batch) -> Step:
         """Copy the inputs of the step that was just launched. On a GPU the copies are queued behind it."""
         ios = self._ios.io_pairs[self._ios.current_pair].device_io if self._paired else self._ios
         count = int(ios.total_seqlen_q)
@@ -101,7 +133,7 @@ class StepReader:
         else:
             with torch.cuda.stream(self._stream):
                 self._copy(ios, buffers, count, by_table, non_blocking=True)
-        return Step(rows=rows, counts=counts, count=count, by_table=by_table, buffers=buffers, owner=self)
+        return Step(batch=batch, count=count, by_table=by_table, buffers=buffers, owner=self)
 
     def _copy(self, ios: Any, buffers: Buffers, count: int, by_table: bool, *, non_blocking: bool) -> None:
         buffers.inputs[0, :count].copy_(ios.input_ids[:count], non_blocking=non_blocking)
@@ -114,12 +146,11 @@ class StepReader:
                 buffers.index[group, :count].copy_(index, non_blocking=non_blocking)
 
     def _allocate(self, ios: Any) -> Buffers:
-        pinned = self._stream is not None
-        tokens = ios.input_ids.shape[0]
         return Buffers(
-            inputs=torch.empty((2, tokens), dtype=torch.int32, pin_memory=pinned),
-            index=torch.empty((len(self.groups), tokens), dtype=torch.int64, pin_memory=pinned),
-            table=torch.empty(tuple(ios.block_table.shape), dtype=torch.int32, pin_memory=pinned),
+            groups=len(self.groups),
+            tokens=ios.input_ids.shape[0],
+            table_shape=tuple(ios.block_table.shape),
+            pinned=self._stream is not None,
         )
 
     def give_back(self, buffers: Buffers) -> None:
