@@ -163,7 +163,7 @@ def _print_status(document: dict[str, Any]) -> None:
 
 
 def _selftest(options: argparse.Namespace) -> int:
-    from canaryd.selftest import run_and_print
+    from canaryd.backend.selftest import run_and_print
 
     return EXIT_OK if run_and_print(options.device) else EXIT_FAILED
 

@@ -11,7 +11,7 @@ from canaryd import __version__
 from canaryd.config import PORT_FILE, Config
 from canaryd.http import HttpServer, Pages
 from canaryd.logs import event_logger
-from canaryd.metrics import make_registry
+from canaryd.metrics.collector import make_registry
 from canaryd.status import finding_list
 from canaryd.supervisor.supervisor import Supervisor
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict
 
 from canaryd import __version__
+from canaryd.metrics.tallies import Key
 from canaryd.supervisor.sessions import EngineRecord, State
 from canaryd.supervisor.workers import WorkerProcess, WorkerState
-from canaryd.tallies import Key
 
 if TYPE_CHECKING:
     from canaryd.supervisor.supervisor import Supervisor

@@ -28,13 +28,14 @@ VERDICT_SECONDS = 4 * MAX_AGE_IDLE + 2.0
 """Within which a fault on a settled slot must be found: some promised ages, on a busy machine."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 _INTERRUPTED = 130
+_LONGEST_TEMPORARY = 50
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo. Status 0: every fault on a settled slot was found, every class had one, nothing was false."""
     options = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _on_sigterm)
-    folder = Path(tempfile.mkdtemp(prefix="canaryd-demo-"))
+    folder = _folder()
     demo = Demo(options, folder)
     try:
         status = demo.run()
@@ -51,6 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         demo.show_logs()
     return status
+
+
+def _folder() -> Path:
+    """A new folder whose path leaves room for the name of a Unix socket."""
+    temporary = tempfile.gettempdir()
+    return Path(
+        tempfile.mkdtemp(prefix="canaryd-demo-", dir=temporary if len(temporary) <= _LONGEST_TEMPORARY else "/tmp")
+    )  # noqa: S108
 
 
 def _on_sigterm(_number: int, _frame: FrameType | None) -> None:

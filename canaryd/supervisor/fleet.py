@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from canaryd.channel import ChannelClosed
 from canaryd.config import Config
-from canaryd.control import HOST, FromWorker, WorkerSettings
+from canaryd.control.channel import ChannelClosed
+from canaryd.control.messages import HOST, FromWorker, WorkerSettings
 from canaryd.errors import AttachRefused, RefusalReason
 from canaryd.supervisor.gpus import visible_gpus
 from canaryd.supervisor.workers import Patience, WorkerProcess, WorkerState

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from canaryd.control import Detach, Frame, Map, Mapped, NeedSnapshot, NotMapped, Report
+from canaryd.control.messages import Detach, Frame, Map, Mapped, NeedSnapshot, NotMapped, Report
 from canaryd.errors import AttachRefused, RefusalReason, UnknownSession, WireError
 from canaryd.findings import FindingsFile
 from canaryd.logs import event_logger
+from canaryd.metrics.tallies import Tally
 from canaryd.supervisor.greeter import Greeter, refusal_answer
 from canaryd.supervisor.sessions import (
     EngineRecord,
@@ -23,7 +24,6 @@ from canaryd.supervisor.sessions import (
     process_key,
 )
 from canaryd.supervisor.workers import WorkerProcess
-from canaryd.tallies import Tally
 from canaryd.wire import framing, limits
 from canaryd.wire.messages import Attach, Attached, Beat, Rejected, Resync, ToEngine, WhoAreYou
 

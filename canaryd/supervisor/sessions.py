@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from canaryd.control import HOST
+from canaryd.control.messages import HOST
 from canaryd.errors import AttachRefused, OutOfOrder, RefusalReason
 from canaryd.logs import event_logger
-from canaryd.tallies import Key, Tally
+from canaryd.metrics.tallies import Key, Tally
 from canaryd.wire.messages import Attach, Beat, CudaIpcMemory, Identity, ToDaemon
 from canaryd.wire.side import SideConnection, close_fds
 

@@ -12,7 +12,7 @@ from typing import Any
 import zmq
 
 from canaryd.config import Config
-from canaryd.control import (
+from canaryd.control.messages import (
     Explain,
     Explained,
     Found,
@@ -28,7 +28,7 @@ from canaryd.errors import AttachRefused
 from canaryd.findings import FindingsFile
 from canaryd.http import NoAnswer
 from canaryd.logs import event_logger
-from canaryd.metrics import MetricsView
+from canaryd.metrics.collector import MetricsView
 from canaryd.status import StatusDocument, status_document
 from canaryd.supervisor.fleet import STOP_SECONDS, Fleet
 from canaryd.supervisor.greeter import Greeter

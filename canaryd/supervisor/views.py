@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from canaryd.findings import FindingsFile
-from canaryd.metrics import MetricsView, OwnerView
+from canaryd.metrics.collector import MetricsView, OwnerView
+from canaryd.metrics.tallies import Key
 from canaryd.supervisor.intake import Intake
 from canaryd.supervisor.sessions import EngineRecord, State
 from canaryd.supervisor.workers import WorkerProcess, WorkerState
-from canaryd.tallies import Key
 
 
 def metrics_view(intake: Intake, workers: Iterable[WorkerProcess], findings: FindingsFile) -> MetricsView:

@@ -12,11 +12,11 @@ from enum import StrEnum
 
 import msgspec
 
-from canaryd import control
-from canaryd.channel import Channel, ChannelClosed
-from canaryd.control import HOST, FromWorker, Ping, Pong, Ready, Slow, Stop, ToWorker, WorkerSettings
+from canaryd.control import messages as control
+from canaryd.control.channel import Channel, ChannelClosed
+from canaryd.control.messages import HOST, FromWorker, Ping, Pong, Ready, Slow, Stop, ToWorker, WorkerSettings
 from canaryd.logs import event_logger
-from canaryd.tallies import Key, Tally
+from canaryd.metrics.tallies import Key, Tally
 
 log = event_logger(__name__)
 

@@ -10,8 +10,8 @@ import sys
 import msgspec
 
 from canaryd import logs
-from canaryd.channel import Channel
-from canaryd.control import WorkerSettings
+from canaryd.control.channel import Channel
+from canaryd.control.messages import WorkerSettings
 
 _QUEUE_BYTES = 16 << 20
 

@@ -9,8 +9,8 @@ from typing import Any, Literal, cast
 import msgspec
 from canary_kernels import KernelArgumentError
 
-from canaryd.backend import make_backend
-from canaryd.control import HOST, WorkerSettings
+from canaryd.backend.pool_backend import make_backend
+from canaryd.control.messages import HOST, WorkerSettings
 from canaryd.errors import AttachRefused, BackendError, RefusalReason, WireError
 from canaryd.pool.mapping import map_memories
 from canaryd.pool.regions import build_layouts, described_ratio

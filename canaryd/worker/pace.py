@@ -19,7 +19,6 @@ def engine_loss(*, launches: int, bytes_read: int, busy: float) -> float:
     return min(busy, SLICE_SECONDS + LAUNCH_SECONDS * launches + bytes_read / READ_BYTES_PER_SECOND)
 
 
-
 class Pace:
     """Stretches ticks so that bursts take at most a share of the time.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from canaryd.control import Distribution, Series
+from canaryd.control.messages import Distribution, Series
 from canaryd.watch.counters import Counters, Histogram
 from canaryd.watch.findings import Finding
 from canaryd.watch.report import SlotReport, WatchReport

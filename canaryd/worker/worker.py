@@ -11,9 +11,10 @@ import msgspec
 import torch
 from canary_kernels import KernelArgumentError, Scheme, set_validation_observer
 
-from canaryd import control
-from canaryd.channel import Channel, ChannelClosed
-from canaryd.control import (
+from canaryd.backend.selftest import SelfTest
+from canaryd.control import messages as control
+from canaryd.control.channel import Channel, ChannelClosed
+from canaryd.control.messages import (
     HOST,
     Detach,
     Explain,
@@ -39,7 +40,6 @@ from canaryd.control import (
 )
 from canaryd.errors import AttachRefused, BackendError
 from canaryd.logs import event_logger
-from canaryd.selftest import SelfTest
 from canaryd.wire.messages import Attach, Refused
 from canaryd.wire.side import close_fds
 from canaryd.worker.attachment import Attachment, stream_decoder

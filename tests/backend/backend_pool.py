@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from canary_kernels import GroupLayout, Region, chain_hashes, chain_head
 
-from canaryd.backend import make_backend
+from canaryd.backend.pool_backend import make_backend
 from canaryd.watch.burst import (
     NO_PREVIOUS,
     Burst,

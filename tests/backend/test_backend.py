@@ -11,7 +11,7 @@ import torch
 from backend_pool import Pool, column
 from canary_kernels import STAMPED, KernelArgumentError
 
-from canaryd.backend import make_backend
+from canaryd.backend.pool_backend import make_backend
 from canaryd.errors import BackendError
 from canaryd.watch.burst import (
     FAIL_CHAIN,
@@ -249,7 +249,7 @@ def test_a_failing_device_is_a_backend_error(scheme, seed, monkeypatch):
     def fail(*_args, **_kwargs):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr("canaryd.backend.launch_digest", fail)
+    monkeypatch.setattr("canaryd.backend.pool_backend.launch_digest", fail)
     with pytest.raises(BackendError, match="RuntimeError: CUDA error: an illegal memory access"):
         pool.stamp()
 

@@ -7,7 +7,7 @@ import pytest
 from backend_pool import column
 from canary_kernels import OUT_OF_RANGE_SLOT
 
-from canaryd.chunks import cut
+from canaryd.backend.chunks import cut
 from canaryd.watch.burst import Runs
 
 

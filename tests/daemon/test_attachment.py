@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from canaryd.client.facts import Final
-from canaryd.control import HOST, WorkerSettings
+from canaryd.control.messages import HOST, WorkerSettings
 from canaryd.errors import AttachRefused, BackendError, RefusalReason
 from canaryd.wire.announce import AnnouncePage
 from canaryd.wire.messages import (

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from canaryd.channel import MAX_BODY_BYTES, Channel, ChannelClosed
+from canaryd.control.channel import MAX_BODY_BYTES, Channel, ChannelClosed
 
 
 @pytest.fixture

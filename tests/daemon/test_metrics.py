@@ -5,9 +5,9 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from canaryd import catalog
-from canaryd.metrics import CanarydCollector, MetricsView, OwnerView, make_registry
-from canaryd.tallies import Histogram
+from canaryd.metrics import catalog
+from canaryd.metrics.collector import CanarydCollector, MetricsView, OwnerView, make_registry
+from canaryd.metrics.tallies import Histogram
 from canaryd.watch import counters as core
 from canaryd.watch.report import SlotState
 

@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from canaryd.config import Config
-from canaryd.control import Found, Frame, Map, Mapped, NotMapped, Report, Series, Unmapped
+from canaryd.control.messages import Found, Frame, Map, Mapped, NotMapped, Report, Series, Unmapped
 from canaryd.errors import AttachRefused, RefusalReason
 from canaryd.supervisor.supervisor import Supervisor
 from canaryd.wire import limits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from canaryd.control import Distribution, Series
-from canaryd.tallies import Tally
+from canaryd.control.messages import Distribution, Series
+from canaryd.metrics.tallies import Tally
 
 NAME = "canaryd_suspects_total"
 

@@ -20,9 +20,9 @@ from canary_kernels import (
     launch_canary_write_kernel,
 )
 
-from canaryd import control
-from canaryd.channel import Channel
-from canaryd.control import (
+from canaryd.control import messages as control
+from canaryd.control.channel import Channel
+from canaryd.control.messages import (
     HOST,
     Detach,
     Explain,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from canaryd import control
-from canaryd.channel import Channel
-from canaryd.control import HOST, FromWorker, Pong, Ready, Slow, WorkerSettings
+from canaryd.control import messages as control
+from canaryd.control.channel import Channel
+from canaryd.control.messages import HOST, FromWorker, Pong, Ready, Slow, WorkerSettings
 from canaryd.supervisor import workers as module
 from canaryd.supervisor.gpus import gpus_of_proc
 from canaryd.supervisor.workers import Patience, WorkerProcess, WorkerState

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,22 @@ COMMAND = [sys.executable, "-m", "canaryd.cli", "demo"]
 LIMIT_SECONDS = 240
 
 
-def run(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    report = tmp_path / "report.json"
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path: Unix sockets lie in it."""
+    with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    report = folder / "report.json"
     done = subprocess.run(
         [*COMMAND, "--json", str(report), *arguments],
         capture_output=True,
         text=True,
         timeout=LIMIT_SECONDS,
         check=False,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
+        env=os.environ | {"TMPDIR": str(folder)},
     )
     return done.returncode, json.loads(report.read_text()) if report.exists() else {}, done.stdout + done.stderr
 
@@ -54,36 +63,36 @@ def check(code: int, report: dict[str, Any], output: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["native", "sglang"])
-def test_every_fault_is_found_and_nothing_else(tmp_path: Path, scheme: str) -> None:
-    code, report, output = run(tmp_path, "--duration", "14", "--seed", "11", "--scheme", scheme)
+def test_every_fault_is_found_and_nothing_else(folder: Path, scheme: str) -> None:
+    code, report, output = run(folder, "--duration", "14", "--seed", "11", "--scheme", scheme)
     check(code, report, output)
     assert report["scheme"] == scheme
-    assert not children_of(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert not children_of(folder)
+    assert [path.name for path in folder.iterdir()] == ["report.json"]
 
 
 @pytest.mark.slow
-def test_sliding_windows(tmp_path: Path) -> None:
-    check(*run(tmp_path, "--duration", "20", "--seed", "12", "--model", "sliding"))
+def test_sliding_windows(folder: Path) -> None:
+    check(*run(folder, "--duration", "20", "--seed", "12", "--model", "sliding"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama", "sliding"])
-def test_a_healthy_engine_gives_no_finding(tmp_path: Path, model: str) -> None:
-    code, report, output = run(tmp_path, "--no-faults", "--duration", "6", "--model", model)
+def test_a_healthy_engine_gives_no_finding(folder: Path, model: str) -> None:
+    code, report, output = run(folder, "--no-faults", "--duration", "6", "--model", model)
     assert code == 0, output
     assert report["findings"] == 0
     assert report["launches"]["compare"] > 0
 
 
 @pytest.mark.slow
-def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_interrupt_leaves_nothing_behind(folder: Path) -> None:
     demo = subprocess.Popen(
         [*COMMAND, "--duration", "60"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
+        env=os.environ | {"TMPDIR": str(folder)},
     )
     assert demo.stdout is not None
     for line in demo.stdout:
@@ -93,14 +102,14 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     output = demo.stdout.read()
     assert demo.wait(60) == 130, output
     deadline = time.monotonic() + 5
-    while children_of(tmp_path) and time.monotonic() < deadline:
+    while children_of(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not children_of(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert not children_of(folder)
+    assert list(folder.iterdir()) == []
 
 
-def test_async_needs_a_gpu(tmp_path: Path) -> None:
-    code, _, output = run(tmp_path, "--mode", "async")
+def test_async_needs_a_gpu(folder: Path) -> None:
+    code, _, output = run(folder, "--mode", "async")
     assert code != 0
     assert "needs --device cuda" in output
 
@@ -108,5 +117,5 @@ def test_async_needs_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("model", ["llama", "sliding"])
-def test_on_a_gpu(tmp_path: Path, mode: str, model: str) -> None:
-    check(*run(tmp_path, "--device", "cuda", "--mode", mode, "--model", model, "--duration", "20", "--seed", "13"))
+def test_on_a_gpu(folder: Path, mode: str, model: str) -> None:
+    check(*run(folder, "--device", "cuda", "--mode", mode, "--model", model, "--duration", "20", "--seed", "13"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from canaryd.catalog import BY_NAME, ENGINE_STATES, SLOT_STATES
+from canaryd.metrics.catalog import BY_NAME, ENGINE_STATES, SLOT_STATES
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "configs" / "prometheus"

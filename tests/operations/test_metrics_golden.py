@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from canaryd.catalog import CHECKS, ENGINE_STATES, FAMILIES, INFO_LABELS
-from canaryd.metrics import CanarydCollector, MetricsView, OwnerView
-from canaryd.tallies import Histogram
+from canaryd.metrics.catalog import CHECKS, ENGINE_STATES, FAMILIES, INFO_LABELS
+from canaryd.metrics.collector import CanarydCollector, MetricsView, OwnerView
+from canaryd.metrics.tallies import Histogram
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"

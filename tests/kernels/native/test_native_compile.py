@@ -10,7 +10,7 @@ import pytest
 import torch
 from canary_kernels import GroupLayout, Region, Scheme
 
-from canaryd.backend import make_backend
+from canaryd.backend.pool_backend import make_backend
 from canaryd.watch.burst import Burst, CompareWork, GroupWork, LinkWork, Runs, StampWork
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

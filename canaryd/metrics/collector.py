@@ -16,8 +16,8 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from canaryd import __version__
-from canaryd.catalog import ENGINE_STATES, FAMILIES, INFO_LABELS, Family
-from canaryd.tallies import Histogram, Key
+from canaryd.metrics.catalog import ENGINE_STATES, FAMILIES, INFO_LABELS, Family
+from canaryd.metrics.tallies import Histogram, Key
 
 
 @dataclass(frozen=True, kw_only=True)

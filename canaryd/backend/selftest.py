@@ -33,7 +33,7 @@ from canary_kernels.validation import KernelArgumentError
 from canary_kernels.verify import launch_canary_verify_kernel
 from canary_kernels.write import launch_canary_write_kernel
 
-from canaryd.backend import PoolBackend, make_backend
+from canaryd.backend.pool_backend import PoolBackend, make_backend
 from canaryd.errors import BackendError
 from canaryd.watch.burst import (
     FAIL_CHAIN,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from canaryd.control import Distribution, Series
+from canaryd.control.messages import Distribution, Series
 
 Key = tuple[str, tuple[str, ...]]
 """Metric name and the values of its own labels."""

@@ -28,9 +28,9 @@ from canary_kernels.records import SlotRecord, allocate_records
 from canary_kernels.scheme import Scheme
 from canary_kernels.stamp import launch_stamp
 
-from canaryd.chunks import Chunk, cut
+from canaryd.backend.chunks import Chunk, cut
+from canaryd.backend.staging import CudaStaging, HostStaging, Staging
 from canaryd.errors import BackendError
-from canaryd.staging import CudaStaging, HostStaging, Staging
 from canaryd.watch.burst import (
     I64,
     NO_PREVIOUS,

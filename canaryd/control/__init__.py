@@ -1,0 +1,1 @@
+"""Between supervisor and worker: messages, and the channel that carries them and file descriptors."""
