@@ -24,6 +24,7 @@ from canaryd.engines.transformers.geometry import Group, groups_of
 T = TypeVar("T")
 
 _FENCE_TOKENS = 4
+_TRIES = 8
 STEP_SECONDS = 5.0
 """How long an action may wait for the engine's next step."""
 
@@ -118,6 +119,8 @@ class Bench:
         self.owners: list[dict[int, str]] = [{} for _ in self.groups]
         self.inherited: list[set[int]] = [set() for _ in self.groups]
         """Pages that changed from one request to another without being shared."""
+        self.prefer_settled = False
+        """Whether `pick_slot` looks for a slot that the daemon guards, instead of any."""
         self._daemon = daemon
         self._engine = engine
         self._step_seconds = step_seconds
@@ -267,6 +270,10 @@ class Bench:
                         return group, slot
             raise NoTarget("no request holds a token")
 
+        for _ in range(_TRIES if self.prefer_settled else 0):
+            group, slot = self.between_steps(pick)
+            if self.ask(group, slot).state == "settled":
+                return group, slot
         return self.between_steps(pick)
 
     def holders(self, group: Group, page: int) -> list[str]:

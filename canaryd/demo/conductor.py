@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from canaryd.demo.classes import CLASSES
 from canaryd.demo.daemon import DaemonPages
 from canaryd.demo.display import Display
-from canaryd.demo.faults import CLASSES
 from canaryd.demo.processes import Child, ChildFailed
 from canaryd.demo.scoring import FaultRecord, Score, Sighting
 
@@ -19,6 +19,7 @@ STANDING = 6
 ANSWER_SECONDS = 30.0
 GRACE_SECONDS = 4.0
 """A finding may still come of a fault so long after it was cleaned up."""
+UNSETTLED_SECONDS = 2.0
 POLL_SECONDS = 0.05
 
 
@@ -68,7 +69,7 @@ class Conductor:
         self._settle()
         end = time.monotonic() + more_seconds
         while time.monotonic() < end and (lacking := self._lacking()):
-            self._turn(f"again {', '.join(lacking)}", lacking)
+            self._turn(f"again {', '.join(lacking)}", lacking, prefer_settled=True)
             if not self._lacking():
                 self._settle()
         self._settle()
@@ -93,10 +94,10 @@ class Conductor:
     def _unclean(self) -> list[FaultRecord]:
         return [fault for fault in self._score.faults.values() if fault.number not in self._cleaned]
 
-    def _turn(self, status: str, names: list[str]) -> None:
+    def _turn(self, status: str, names: list[str], *, prefer_settled: bool = False) -> None:
         self._poll()
         self._display.update(status, time.monotonic() - self.started)
-        if not (self._clean_one() or self._look_at_one() or self._forget_one() or self._inject(names)):
+        if not (self._clean_one() or self._look_at_one() or self._forget_one() or self._inject(names, prefer_settled)):
             time.sleep(POLL_SECONDS)
 
     def _poll(self) -> None:
@@ -123,16 +124,15 @@ class Conductor:
             return answer
         raise ChildFailed(f"the engine's process did not answer {command}")
 
-    def _inject(self, names: list[str]) -> bool:
+    def _inject(self, names: list[str], prefer_settled: bool) -> bool:
         now = time.monotonic()
         ready = [name for name in names if self._not_before.get(name, 0.0) <= now]
         if not ready or len(self._unclean()) >= STANDING:
             return False
-        tallies = self._score.tallies()
-        waiting = [fault.name for fault in self._score.waiting]
-        name = min(ready, key=lambda each: (tallies[each].injected + waiting.count(each), self._rng.random()))
+        tallies = self._score.tallies()  # a settled fault without a verdict counts as injected
+        name = min(ready, key=lambda each: (tallies[each].injected, self._rng.random()))
         self._number += 1
-        answer = self._ask({"command": "inject", "class": name, "id": self._number})
+        answer = self._ask({"command": "inject", "class": name, "id": self._number, "prefer_settled": prefer_settled})
         if answer["event"] == "no_target":
             self._not_before[name] = time.monotonic() + 0.5
             return True
@@ -140,7 +140,7 @@ class Conductor:
             FaultRecord(
                 number=self._number,
                 name=name,
-                checks=CLASSES[name].checks,
+                checks=CLASSES[name],
                 group=answer["group"],
                 pages=frozenset(answer["pages"]),
                 slots=frozenset(answer["slots"]),
@@ -154,8 +154,8 @@ class Conductor:
     def _look_at_one(self) -> bool:
         now = time.monotonic()
         for fault in self._score.waiting:
-            # what was not settled may be blessed: it is given the time in which its slots settle anyway
-            if now - fault.at > self._verdict_seconds * (1.0 if fault.settled else 0.5):
+            # what was not settled may be blessed; if it is found, then soon
+            if now - fault.at > (self._verdict_seconds if fault.settled else UNSETTLED_SECONDS):
                 answer = self._ask({"command": "look", "id": fault.number})
                 self._score.judge(fault.number, stands=answer["stands"])
                 return True

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from canaryd.demo.bench import Bench, NoTarget
-from canaryd.demo.faults import CLASSES, Injection
+from canaryd.demo.faults import FAULTS, Injection
 from canaryd.demo.models import PAGE_SIZE, VOCABULARY, batching_config, build_model, generation_config
 from canaryd.engines.transformers import attach
 
@@ -75,6 +75,7 @@ class Injector:
         number = int(command.get("id", 0))
         match command["command"]:
             case "inject":
+                self._bench.prefer_settled = bool(command.get("prefer_settled"))
                 return self._inject(number, str(command["class"]))
             case "look":
                 return {"event": "looked", "id": number, "stands": self._stands(number)}
@@ -90,7 +91,7 @@ class Injector:
 
     def _inject(self, number: int, name: str) -> dict[str, Any]:
         try:
-            injection = CLASSES[name].fault(self._bench)
+            injection = FAULTS[name](self._bench)
         except NoTarget as reason:
             return {"event": "no_target", "id": number, "why": str(reason)}
         self._injections[number] = injection

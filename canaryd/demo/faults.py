@@ -502,47 +502,25 @@ def _position_off_by_one(bench: Bench) -> Injection:
     return _input_fault(bench, "position_ids", _decoded, lambda position: position + 1)
 
 
-@dataclass(frozen=True)
-class FaultClass:
-    """One class: how it is injected, and which checks can name it."""
-
-    name: str
-    fault: Fault
-    checks: frozenset[str]
-
-
-def _of(name: str, fault: Fault, *checks: str) -> FaultClass:
-    return FaultClass(name, fault, frozenset(checks))
-
-
-_LINKS = ("owner", "token", "position", "chain")
-
-CLASSES: dict[str, FaultClass] = {
-    each.name: each
-    for each in (
-        _of("bit_flip_1", _bit_flips(1), "content"),
-        _of("bit_flip_2", _bit_flips(2), "content"),
-        _of("bit_flip_8", _bit_flips(8), "content"),
-        _of("word", _word, "content"),
-        _of("layer_row", _layer_row, "content"),
-        _of("page", _page, "content"),
-        _of("stride_clear", _stride_clear, "content"),
-        _of("long_copy", _long_copy, "content"),
-        _of("wrapped_slot", _wrapped_slot, "content"),
-        _of("padding_row", _padding_row, "content"),
-        _of("write_after_free", _write_after_free, "content"),
-        _of("tokens_swapped", _tokens_swapped, "content"),
-        _of("shared_page", _shared_page, "owner", "token", "position", "chain"),
-        _of("table_swap", _table_swap, *_LINKS),
-        _of("duplicate_page", _duplicate_page, "range"),
-        _of("reserved_page", _reserved_page, "range"),
-        _of("stale_prefix", _stale_prefix, *_LINKS),
-        _of("token_off_by_one", _token_off_by_one, "input"),
-        _of("position_off_by_one", _position_off_by_one, "input"),
-    )
+FAULTS: dict[str, Fault] = {
+    "bit_flip_1": _bit_flips(1),
+    "bit_flip_2": _bit_flips(2),
+    "bit_flip_8": _bit_flips(8),
+    "word": _word,
+    "layer_row": _layer_row,
+    "page": _page,
+    "stride_clear": _stride_clear,
+    "long_copy": _long_copy,
+    "wrapped_slot": _wrapped_slot,
+    "padding_row": _padding_row,
+    "write_after_free": _write_after_free,
+    "tokens_swapped": _tokens_swapped,
+    "shared_page": _shared_page,
+    "table_swap": _table_swap,
+    "duplicate_page": _duplicate_page,
+    "reserved_page": _reserved_page,
+    "stale_prefix": _stale_prefix,
+    "token_off_by_one": _token_off_by_one,
+    "position_off_by_one": _position_off_by_one,
 }
-
-
-def classes_for(model: str) -> list[str]:
-    """Classes that an engine of this model can suffer: without prefix sharing nothing hits a stale prefix."""
-    return [name for name in CLASSES if model == "llama" or name != "stale_prefix"]
+"""How each class of `canaryd.demo.classes` is injected."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from canaryd.demo.classes import classes_for
 from canaryd.demo.conductor import Conductor
 from canaryd.demo.daemon import DaemonPages, slots_in_file, wait_for_port
 from canaryd.demo.display import Display, table_lines
@@ -28,7 +29,7 @@ VERDICT_SECONDS = 4 * MAX_AGE_IDLE + 2.0
 """Within which a fault on a settled slot must be found: some promised ages, on a busy machine."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 _INTERRUPTED = 130
-_LONGEST_TEMPORARY = 50
+_LONGEST_PARENT = 50
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _folder() -> Path:
     """A new folder whose path leaves room for the name of a Unix socket."""
-    temporary = tempfile.gettempdir()
-    return Path(
-        tempfile.mkdtemp(prefix="canaryd-demo-", dir=temporary if len(temporary) <= _LONGEST_TEMPORARY else "/tmp")
-    )  # noqa: S108
+    parent = tempfile.gettempdir()
+    if len(parent) > _LONGEST_PARENT:
+        parent = "/tmp"  # noqa: S108 - mkdtemp makes a folder of our own in it
+    return Path(tempfile.mkdtemp(prefix="canaryd-demo-", dir=parent))
 
 
 def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
@@ -90,9 +91,6 @@ class Demo:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         if options.mode == "async" and options.device != "cuda":
             raise SystemExit("canaryd demo: --mode async needs --device cuda")
-        # imported late: the classes pull in torch, which `--help` can do without
-        from canaryd.demo.faults import classes_for
-
         self._options = options
         self._folder = folder
         self._state_dir = folder / "state"
@@ -151,7 +149,8 @@ class Demo:
                 "CANARYD_WATCH__MAX_AGE_IDLE": str(MAX_AGE_IDLE),
                 "CANARYD_WORKERS__HOST": "on" if options.device == "cpu" else "off",
                 "CANARYD_WORKERS__GPUS": "off" if options.device == "cpu" else "auto",
-            },
+            }
+            | self._caches(),
         )
         self._children.append(daemon)
         pages = DaemonPages(wait_for_port(daemon, self._state_dir, 60))
@@ -163,12 +162,16 @@ class Demo:
                 *("--socket-dir", str(self._socket_dir), "--daemon", pages.url, "--model", options.model),
                 *("--device", options.device, "--mode", options.mode, "--seed", str(options.seed)),
             ],
-            _OFFLINE | {"OMP_NUM_THREADS": "1"},
+            _OFFLINE | {"OMP_NUM_THREADS": "1"} | self._caches(),
             talks=True,
         )
         self._children.append(engine)
         engine.wait_for("serving", 300)
         return engine, pages
+
+    def _caches(self) -> dict[str, str]:
+        """Where torch puts its compiler's cache: it goes with the folder."""
+        return {"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor")}
 
     def _check(self) -> None:
         for child in self._children:
