@@ -20,6 +20,8 @@ ANSWER_SECONDS = 30.0
 GRACE_SECONDS = 4.0
 """A finding may still come of a fault so long after it was cleaned up."""
 UNSETTLED_SECONDS = 2.0
+LOOK_SECONDS = 2.0
+"""Between looks whether a settled fault that was not found yet was overwritten or freed by the engine."""
 POLL_SECONDS = 0.05
 
 
@@ -55,7 +57,7 @@ class Conductor:
         self._check = check
         self._number = 0
         self._polled_at = 0.0
-        self._looked: set[int] = set()
+        self._look_at: dict[int, float] = {}
         self._cleaned: dict[int, float] = {}
         self._forgotten: set[int] = set()
         self._not_before: dict[str, float] = {}
@@ -154,11 +156,19 @@ class Conductor:
     def _look_at_one(self) -> bool:
         now = time.monotonic()
         for fault in self._score.waiting:
-            # what was not settled may be blessed; if it is found, then soon
-            if now - fault.at > (self._verdict_seconds if fault.settled else UNSETTLED_SECONDS):
-                answer = self._ask({"command": "look", "id": fault.number})
-                self._score.judge(fault.number, stands=answer["stands"])
-                return True
+            if not fault.settled:
+                # it may be blessed; if it is found, then soon
+                if now - fault.at > UNSETTLED_SECONDS:
+                    self._score.judge(fault.number, stands=False)
+                    return True
+                continue
+            if now < self._look_at.get(fault.number, fault.at + LOOK_SECONDS):
+                continue
+            self._look_at[fault.number] = now + LOOK_SECONDS
+            stands = self._ask({"command": "look", "id": fault.number})["stands"]
+            if not stands or now - fault.at > self._verdict_seconds:
+                self._score.judge(fault.number, stands=stands)
+            return True
         return False
 
     def _clean_one(self) -> bool:

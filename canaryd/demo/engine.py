@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from canaryd.demo.bench import Bench, NoTarget
-from canaryd.demo.faults import FAULTS, Injection
+from canaryd.demo.faults import FAULTS, STANDS, Injection
 from canaryd.demo.models import PAGE_SIZE, VOCABULARY, batching_config, build_model, generation_config
 from canaryd.engines.transformers import attach
 
@@ -112,7 +112,7 @@ class Injector:
         if not injection.witness:
             return True
         guards = [(self._bench.ask(injection.group, slot), generation) for slot, generation in injection.witness]
-        return any(guard.state == "settled" and guard.generation == generation for guard, generation in guards)
+        return any(guard.state in STANDS and guard.generation == generation for guard, generation in guards)
 
     def _clean(self, number: int) -> None:
         injection = self._injections[number]

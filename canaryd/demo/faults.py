@@ -16,7 +16,8 @@ from canaryd.demo.bench import Bench, Fence, Guard, NoTarget
 from canaryd.demo.models import VOCABULARY
 from canaryd.engines.transformers.geometry import Group
 
-_STANDS = ("settled", "suspect", "damaged")
+STANDS = ("settled", "suspect", "damaged")
+"""States of a slot whose stamp was final when it was hit."""
 _LEFT_TO_RUN = 60
 """Tokens that a request must still have to come, for faults that live as long as it does."""
 
@@ -57,7 +58,7 @@ def _guarded(bench: Bench, group: Group, slots: list[int], act: Callable[[], Non
 
 
 def _same(first: Guard, second: Guard) -> bool:
-    return first.state == "settled" and second.state in _STANDS and first.generation == second.generation
+    return first.state == "settled" and second.state in STANDS and first.generation == second.generation
 
 
 def _bytes_fault(bench: Bench, group: Group, slots: list[int], act: Callable[[], None]) -> Injection:

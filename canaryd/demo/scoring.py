@@ -125,7 +125,7 @@ class Score:
             if not _belongs(sighting, fault):
                 continue
             self._unexplained.pop(sighting.identity, None)
-            if _detects(sighting, fault) and fault.state in ("waiting", "missed"):
+            if _detects(sighting, fault) and fault.state != "detected":
                 fault.state = "detected"
                 fault.detected_at = sighting.seen
 
