@@ -182,6 +182,7 @@ class Client:
         if self._closed:
             return
         self._closed = True
+        self._ops.seal_session()  # before any call is ignored
         self._off = True
         self._sender.stop(timeout)
         for memory in self._memory:
@@ -207,6 +208,7 @@ class Client:
         self._errors += 1
         if self._off:
             return
+        self._ops.seal_session()  # before any call is ignored, this one included
         self._off = True
         self._sender.request_stop()
         logger.error("canaryd's client is off, the engine is not affected: error in %s", where, exc_info=error)

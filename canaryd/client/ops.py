@@ -159,6 +159,11 @@ class Ops:
             self._snapshot_wanted = False
             self.stream.open(page)
 
+    def seal_session(self) -> None:
+        """The engine's writes are no longer announced; what waits is still sent."""
+        with self.lock:
+            self.stream.seal()
+
     def close_session(self) -> None:
         """Messages have no reader any more; ops stay tracked."""
         with self.lock:

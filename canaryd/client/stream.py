@@ -2,7 +2,9 @@
 
 The order of three steps is the whole point: a message gets its number, the announce page is raised to it, and only
 then is the message queued. Whoever reads the page after a burst therefore knows of every message that could describe
-a write before that moment, wherever the message is stuck.
+a write before that moment, wherever the message is stuck. Before a session falls silent, the page is raised to a
+number that no message will ever have: the daemon may learn late of the end, and must not judge by a page that the
+engine no longer raises.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 from canaryd.wire.announce import AnnouncePage
+from canaryd.wire.limits import MAX_SEQUENCE
 from canaryd.wire.messages import Begin, End, Snapshot
 
 StreamMessage = Begin | End | Snapshot
@@ -29,6 +32,7 @@ class Stream:
         self._queue: deque[tuple[int, int, StreamMessage]] = deque()
         self._queued_bytes = 0
         self._page: AnnouncePage | None = None
+        self._sealed = False
         self.number = 0
         """Number of the last message of this session, sent or dropped."""
         self.dropped = 0
@@ -44,9 +48,18 @@ class Stream:
         self.close()
         self._page = page
 
+    def seal(self) -> None:
+        """Writes are no longer announced from here on: nothing that is read after this moment will be judged. What
+        waits, and ends that are put, are still sent."""
+        if self._page is not None:
+            self._page.raise_to(MAX_SEQUENCE)
+            self._sealed = True
+
     def close(self) -> None:
         """The session is over."""
+        self.seal()
         self._page = None
+        self._sealed = False
         self._queue.clear()
         self._queued_bytes = 0
         self.number = 0
@@ -57,7 +70,8 @@ class Stream:
         if page is None:
             return
         self.number += 1
-        page.raise_to(self.number)
+        if not self._sealed:
+            page.raise_to(self.number)
         if len(self._queue) >= self._limit or self._queued_bytes + size > self._limit_bytes:
             # its number is used up: the reader sees the gap and asks for a snapshot
             self.dropped += 1

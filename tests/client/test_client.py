@@ -16,6 +16,7 @@ from fake_daemon import PATIENCE_SECONDS, FakeDaemon
 
 from canaryd.client import NO_OP, Client, Final, SnapshotState, Timing, export_host_tensor, row_open
 from canaryd.errors import MalformedFrame
+from canaryd.wire.limits import MAX_SEQUENCE
 from canaryd.wire.messages import (
     Attach,
     Begin,
@@ -301,6 +302,37 @@ def test_nonsense_from_the_daemon_ends_the_session_only(
     daemon._router.send_multipart([daemon.peer_route, b"nonsense"])
     daemon.until(lambda: client.stats.attaches == 2)
     assert client.stats.errors == 0
+
+
+@pytest.mark.parametrize(
+    "fall_silent",
+    [
+        lambda client, daemon: client.begin(lane=object()),
+        lambda client, daemon: client.end(77),
+        lambda client, daemon: client.end_after(client.begin(scope=[]), [Broken()]),
+        lambda client, daemon: client.close(timeout=0),
+        lambda client, daemon: daemon.say(WhoAreYou()),
+        lambda client, daemon: daemon.connections[-1].close(),
+    ],
+)
+def test_a_page_that_is_no_longer_raised_is_out_of_reach(
+    fall_silent: Callable[[Client, FakeDaemon], Any], make_client: MakeClient, make_daemon: Callable[..., FakeDaemon]
+) -> None:
+    """The daemon learns later than the engine that a session is over, and goes on reading the pool until then."""
+    daemon = make_daemon()
+    client = make_client()
+    daemon.until(lambda: bool(daemon.messages(Snapshot)))
+    page = daemon.page
+    assert page is not None
+    fall_silent(client, daemon)
+
+    def every_op_raises_the_page() -> bool:
+        before = page.read()
+        client.begin()
+        assert page.read() > before or before == MAX_SEQUENCE
+        return before == MAX_SEQUENCE
+
+    eventually(every_op_raises_the_page)
 
 
 def test_contradictions_are_refused_at_construction(make_client: MakeClient) -> None:

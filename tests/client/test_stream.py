@@ -9,6 +9,7 @@ import pytest
 
 from canaryd.client.stream import Stream
 from canaryd.wire.announce import AnnouncePage
+from canaryd.wire.limits import MAX_SEQUENCE
 from canaryd.wire.messages import Begin
 
 
@@ -74,4 +75,20 @@ def test_sessions_start_from_one_and_discard_what_waits(page: AnnouncePage) -> N
     stream.put(Begin(op=3), 900)
     assert stream.peek() == (1, Begin(op=3))
     assert other.read() == 1
+    other.close()
+
+
+def test_a_sealed_page_is_out_of_reach_and_what_waits_is_still_sent(page: AnnouncePage) -> None:
+    stream = Stream(limit=10, limit_bytes=1000)
+    stream.open(page)
+    stream.put(Begin(op=1), 8)
+    stream.seal()
+    stream.put(Begin(op=2), 8)
+    assert (len(stream), stream.number, page.read()) == (2, 2, MAX_SEQUENCE)
+    other = AnnouncePage.create()
+    stream.open(other)
+    stream.put(Begin(op=3), 8)
+    assert (stream.peek(), other.read()) == ((1, Begin(op=3)), 1)
+    stream.close()
+    assert other.read() == MAX_SEQUENCE
     other.close()
