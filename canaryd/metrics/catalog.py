@@ -204,7 +204,10 @@ FAMILIES: tuple[Family, ...] = (
         "canaryd_stamps_lost_total", "Stamps that were lost with a worker, a daemon or a session; coverage restarts."
     ),
     # --- cost
-    _counter("canaryd_gpu_busy_seconds_total", "Seconds of device time (host time for host pools) that bursts took."),
+    _counter(
+        "canaryd_gpu_busy_seconds_total",
+        "Seconds that bursts took; on a GPU from first to last kernel, waiting for the engine's time slices included.",
+    ),
     _counter(
         "canaryd_kernel_launches_total",
         "Launches by kernel, without the self-test's. kernel: " + ", ".join(KERNELS) + ".",
