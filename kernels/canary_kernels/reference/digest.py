@@ -1,7 +1,8 @@
 """Digest and sum of slots in torch: the reference, and the backend of host pools.
 
-Rows are gathered region by region into bounded scratch and mixed there in place, so that the work stays in the
-cache and temporaries stay bounded whatever the number of slots. Python loops over regions and chunks, never over slots.
+Rows are gathered into bounded scratch and mixed there in place, so that the work stays in the cache and temporaries
+stay bounded whatever the number of slots. Regions of one geometry in one memory are gathered together, so that a call
+for few slots costs few operations. Python loops over memories and portions, never over slots.
 """
 
 from __future__ import annotations
@@ -27,70 +28,106 @@ _MOST_SLOTS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class _View:
-    """A region as a table of overlapping rows: row number = page*page_rows + offset*slot_rows + piece*piece_rows."""
+class _Table:
+    """Regions of one geometry in one memory as a table of overlapping rows, so that one gather reads them all.
+
+    Row number of a piece = starts[region] + page*page_rows + offset*slot_rows + piece*piece_rows.
+    """
 
     rows: torch.Tensor
+    starts: torch.Tensor
     page_rows: int
     slot_rows: int
     piece_rows: int
-    pieces: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Batch:
+    """Regions of one shape, mixed together: `regions` [R] are their numbers, table after table; keys [R, 1, words]."""
+
+    regions: torch.Tensor
+    tables: tuple[_Table, ...]
+    keys: torch.Tensor
     words: int
     wide: bool
-
-    @property
-    def geometry(self) -> tuple[int, int, int, int]:
-        """What decides the row numbers of a slot."""
-        return (self.page_rows, self.slot_rows, self.piece_rows, self.pieces)
-
-    @property
-    def shape(self) -> tuple[int, bool, int]:
-        """Regions of one shape are gathered into one batch."""
-        return (self.words, self.wide, self.pieces)
+    pieces: int
 
 
-def _view(layout: GroupLayout, region: Region) -> _View:
-    """Regions whose pieces are whole, 8-byte aligned words are read as int64, all others as int32."""
-    strides = [
+def _strides(layout: GroupLayout, region: Region) -> tuple[int, int, int]:
+    """Page, slot and piece stride in bytes, 0 where there is only one."""
+    return (
         region.page_stride if layout.num_pages > 1 else 0,
         region.slot_stride if layout.page_size > 1 else 0,
         region.piece_stride if region.pieces > 1 else 0,
-    ]
-    wide = not any(value % 8 for value in (*strides, region.piece_bytes, region.memory.data_ptr() + region.offset))
-    size, dtype = (8, torch.int64) if wide else (4, torch.int32)
-    reach = (layout.num_pages - 1) * strides[0] + (layout.page_size - 1) * strides[1] + (region.pieces - 1) * strides[2]
-    flat = region.memory[region.offset : region.offset + reach + region.piece_bytes].view(dtype)
-    step = math.gcd(*strides) or size
-    rows = flat.as_strided((reach // step + 1, region.piece_bytes // size), (step // size, 1))
-    return _View(
-        rows=rows,
+    )
+
+
+def _is_wide(layout: GroupLayout, region: Region) -> bool:
+    """Whether the pieces are whole, 8-byte aligned words: such regions are read as int64, all others as int32."""
+    memory = region.memory
+    places = (memory.data_ptr() + region.offset, memory.storage_offset() + region.offset)
+    return not any(value % 8 for value in (*_strides(layout, region), region.piece_bytes, *places))
+
+
+def _table(layout: GroupLayout, regions: list[Region]) -> _Table:
+    """The table of regions that share memory, strides and pieces."""
+    one = regions[0]
+    strides = _strides(layout, one)
+    size, dtype = (8, torch.int64) if _is_wide(layout, one) else (4, torch.int32)
+    begin = min(region.offset for region in regions)
+    starts = [region.offset - begin for region in regions]
+    reach = (layout.num_pages - 1) * strides[0] + (layout.page_size - 1) * strides[1] + (one.pieces - 1) * strides[2]
+    reach += max(starts)
+    flat = one.memory[begin : begin + reach + one.piece_bytes].view(dtype)
+    step = math.gcd(*strides, *starts) or size
+    return _Table(
+        rows=flat.as_strided((reach // step + 1, one.piece_bytes // size), (step // size, 1)),
+        starts=torch.tensor(starts, dtype=torch.int64, device=one.memory.device).div_(step, rounding_mode="floor"),
         page_rows=strides[0] // step,
         slot_rows=strides[1] // step,
         piece_rows=strides[2] // step,
-        pieces=region.pieces,
-        words=region.words,
-        wide=wide,
     )
+
+
+def _batches(layout: GroupLayout) -> list[_Batch]:
+    """All regions of the layout, those of one shape together."""
+    shapes: dict[tuple[int, bool, int], dict[tuple[int, ...], list[int]]] = {}
+    for number, region in enumerate(layout.regions):
+        shape = (region.piece_bytes, _is_wide(layout, region), region.pieces)
+        memory = region.memory
+        place = (memory.data_ptr(), memory.numel(), *_strides(layout, region))
+        shapes.setdefault(shape, {}).setdefault(place, []).append(number)
+    word_keys, region_keys = keys(layout, layout.device)
+    batches: list[_Batch] = []
+    for (_, wide, pieces), places in shapes.items():
+        order = [number for numbers in places.values() for number in numbers]
+        words = layout.regions[order[0]].words
+        regions = torch.tensor(order, device=layout.device)
+        batches.append(
+            _Batch(
+                regions=regions,
+                tables=tuple(
+                    _table(layout, [layout.regions[number] for number in numbers]) for numbers in places.values()
+                ),
+                keys=(region_keys[regions].unsqueeze(1) ^ word_keys[:words]).unsqueeze(1),
+                words=words,
+                wide=wide,
+                pieces=pieces,
+            )
+        )
+    return batches
 
 
 @dataclass
 class HostDigest:
-    """Views, keys and scratch of one layout, made once and used for every digest of the group."""
+    """Tables, keys and scratch of one layout, made once and used for every digest of the group. Not thread-safe."""
 
     layout: GroupLayout
-    _views: list[_View] = field(init=False)
-    _batches: list[list[int]] = field(init=False)
-    _word_keys: torch.Tensor = field(init=False)
-    _region_keys: torch.Tensor = field(init=False)
+    _batches: list[_Batch] = field(init=False)
+    _scratch: list[torch.Tensor] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        device = self.layout.device
-        self._views = [_view(self.layout, region) for region in self.layout.regions]
-        by_shape: dict[tuple[int, bool, int], list[int]] = {}
-        for number, view in enumerate(self._views):
-            by_shape.setdefault(view.shape, []).append(number)
-        self._batches = list(by_shape.values())
-        self._word_keys, self._region_keys = keys(self.layout, device)
+        self._batches = _batches(self.layout)
 
     def __call__(
         self,
@@ -101,7 +138,6 @@ class HostDigest:
         scheme: Scheme,
     ) -> None:
         """Fills digests [n], sums [n] and, if given, region_bytes [n, R] (uint8) for slots [n]."""
-        scratch: list[torch.Tensor] = []
         for start in range(0, slots.numel(), _MOST_SLOTS):
             end = min(start + _MOST_SLOTS, slots.numel())
             self._chunk(
@@ -110,7 +146,6 @@ class HostDigest:
                 sums=sums[start:end],
                 region_bytes=None if region_bytes is None else region_bytes[start:end],
                 scheme=scheme,
-                scratch=scratch,
             )
 
     def _chunk(
@@ -121,7 +156,6 @@ class HostDigest:
         sums: torch.Tensor,
         region_bytes: torch.Tensor | None,
         scheme: Scheme,
-        scratch: list[torch.Tensor],
     ) -> None:
         valid = (slots >= 0) & (slots < self.layout.num_slots)
         inside = torch.where(valid, slots, 0)
@@ -131,66 +165,78 @@ class HostDigest:
         digests.zero_()
         count = slots.numel()
         folded = (
-            torch.zeros((len(self._views), count), dtype=torch.int64, device=slots.device)
+            torch.zeros((len(self.layout.regions), count), dtype=torch.int64, device=slots.device)
             if scheme == "sglang"
             else None
         )
-        numbers: dict[tuple[int, int, int, int], torch.Tensor] = {}
-        for view in self._views:
-            if view.geometry not in numbers:
-                numbers[view.geometry] = _row_numbers(view, page, offset)
         for batch in self._batches:
-            words = self._views[batch[0]].words
-            for regions, first, last in _portions(batch, count, words, SCRATCH_WORDS[scheme]):
-                index = [numbers[self._views[region].geometry] for region in regions]
-                x, spare = self._gather(regions, index, first, last, scratch)
-                sums[first:last] += x.sum(dim=(0, 2))
+            numbers: dict[tuple[int, int, int], torch.Tensor] = {}
+            for some, first, last in _portions(len(batch.regions), count, batch.words, SCRATCH_WORDS[scheme]):
+                x, spare = self._gather(batch, some, page, offset, numbers, slice(first, last))
+                sums[first:last] += x.sum(dim=2).sum(dim=0)
                 if folded is not None:
-                    folded[regions, first:last] = _fold(x, spare)
+                    folded[batch.regions[some], first:last] = _fold(x, spare)
                     continue
-                key = self._word_keys[:words] ^ self._region_keys[regions].unsqueeze(1)
-                _mix_in_place(x.bitwise_xor_(key.unsqueeze(1)), spare)
+                _mix_in_place(x.bitwise_xor_(batch.keys[some]), spare)
                 partial = x.sum(dim=2)
                 digests[first:last] += partial.sum(dim=0)
                 if region_bytes is not None:
-                    region_bytes[first:last, regions] = ((partial >> 56) & 0xFF).to(torch.uint8).T
+                    region_bytes[first:last, batch.regions[some]] = ((partial >> 56) & 0xFF).to(torch.uint8).T
         if folded is not None:
             for accumulator in folded:
                 digests.copy_(mix_tensor(digests ^ accumulator))
             if region_bytes is not None:
                 region_bytes.copy_(((folded >> 56) & 0xFF).to(torch.uint8).T)
-        wild = ~valid
-        digests[wild] = 0
-        sums[wild] = 0
+        digests.masked_fill_(~valid, 0)
+        sums.masked_fill_(~valid, 0)
         if region_bytes is not None:
-            region_bytes[wild] = 0
+            region_bytes[~valid] = 0
 
-    def _gather(
-        self, regions: list[int], index: list[torch.Tensor], first: int, last: int, scratch: list[torch.Tensor]
+    def _gather(  # noqa: PLR0917 - which rows, and what is known of them already
+        self,
+        batch: _Batch,
+        some: slice,
+        page: torch.Tensor,
+        offset: torch.Tensor,
+        numbers: dict[tuple[int, int, int], torch.Tensor],
+        part: slice,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The words [regions, slots, words] as int64 in scratch, and a second buffer of the same shape."""
-        view = self._views[regions[0]]
-        count, words, pieces = last - first, view.words, view.pieces
-        size = len(regions) * count * words
-        if not scratch or scratch[0].numel() < size:
-            scratch[:] = [torch.empty(size, dtype=torch.int64, device=view.rows.device) for _ in range(2)]
-        x = scratch[0][:size].view(len(regions), count, words)
-        spare = scratch[1][:size].view(len(regions), count, words)
-        width = view.rows.shape[1]
-        half = not view.wide and (pieces * width) % 2 == 1
-        for number, region in enumerate(regions):
-            rows = self._views[region].rows
-            wanted = index[number][first * pieces : last * pieces]
-            if view.wide:
-                torch.index_select(rows, 0, wanted, out=x[number].view(count * pieces, width))
-            elif not half:
-                torch.index_select(rows, 0, wanted, out=x[number].view(torch.int32).view(count * pieces, width))
-            else:
-                narrow = spare.view(-1).view(torch.int32)[: count * pieces * width]
-                torch.index_select(rows, 0, wanted, out=narrow.view(count * pieces, width))
-                target = x[number].view(torch.int32).view(count, 2 * words)
-                target[:, : pieces * width] = narrow.view(count, pieces * width)
-                target[:, pieces * width] = 0
+        """The words [regions, slots, words] as int64 in scratch, and a second buffer of the same shape.
+
+        `numbers` keeps the row numbers of the tables' geometries from one portion to the next.
+        """
+        count, words, pieces = part.stop - part.start, batch.words, batch.pieces
+        regions = some.stop - some.start
+        size = regions * count * words
+        if not self._scratch or self._scratch[0].numel() < size:
+            self._scratch = [torch.empty(size, dtype=torch.int64, device=page.device) for _ in range(2)]
+        x = self._scratch[0][:size].view(regions, count, words)
+        spare = self._scratch[1][:size].view(regions, count, words)
+        width = batch.tables[0].rows.shape[1]
+        half = not batch.wide and (pieces * width) % 2 == 1
+        if half:
+            target = spare.view(-1).view(torch.int32)[: regions * count * pieces * width]
+        else:
+            target = x.view(-1) if batch.wide else x.view(-1).view(torch.int32)
+        by_region = target.view(regions, count * pieces, width)
+        begin = 0
+        for table in batch.tables:
+            end = begin + table.starts.numel()
+            low, high = max(some.start, begin), min(some.stop, end)
+            if low < high:
+                geometry = (table.page_rows, table.slot_rows, table.piece_rows)
+                if geometry not in numbers:
+                    numbers[geometry] = _row_numbers(table, pieces, page, offset)
+                wanted = numbers[geometry][part.start * pieces : part.stop * pieces]
+                if end - begin > 1:
+                    wanted = (table.starts[low - begin : high - begin].unsqueeze(1) + wanted).view(-1)
+                out = by_region[low - some.start : high - some.start]
+                torch.index_select(table.rows, 0, wanted, out=out.view(-1, width))
+            begin = end
+        if half:
+            rows = x.view(-1).view(torch.int32).view(regions * count, 2 * words)
+            rows[:, : pieces * width] = target.view(regions * count, pieces * width)
+            rows[:, pieces * width] = 0
         return x, spare
 
 
@@ -203,22 +249,22 @@ def keys(layout: GroupLayout, device: torch.device) -> tuple[torch.Tensor, torch
     return words, torch.tensor(regions, dtype=torch.int64, device=device)
 
 
-def _row_numbers(view: _View, page: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """Row numbers [slots * pieces], pieces in order inside each slot."""
-    base = page * view.page_rows + offset * view.slot_rows
-    if view.pieces == 1:
+def _row_numbers(table: _Table, pieces: int, page: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    """Row numbers [slots * pieces] of the table's first region, pieces in order inside each slot."""
+    base = page * table.page_rows + offset * table.slot_rows
+    if pieces == 1:
         return base
-    pieces = torch.arange(view.pieces, dtype=torch.int64, device=page.device) * view.piece_rows
-    return (base.unsqueeze(1) + pieces).view(-1)
+    steps = torch.arange(pieces, dtype=torch.int64, device=page.device) * table.piece_rows
+    return (base.unsqueeze(1) + steps).view(-1)
 
 
-def _portions(batch: list[int], slots: int, words: int, capacity: int) -> Iterator[tuple[list[int], int, int]]:
+def _portions(regions: int, slots: int, words: int, capacity: int) -> Iterator[tuple[slice, int, int]]:
     """Splits regions x slots into portions of at most `capacity` words (one row at least)."""
     fit = max(1, capacity // words)
     together = max(1, fit // slots)
-    for start in range(0, len(batch), together):
+    for start in range(0, regions, together):
         for first in range(0, slots, fit):
-            yield batch[start : start + together], first, min(first + fit, slots)
+            yield slice(start, min(start + together, regions)), first, min(first + fit, slots)
 
 
 def _mix_in_place(x: torch.Tensor, spare: torch.Tensor) -> None:

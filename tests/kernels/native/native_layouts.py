@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from canary_kernels import GroupLayout, Region
 
-EVEN = ("nhd", "heads", "packed")
+EVEN = ("nhd", "heads", "packed", "shared")
 """Multiples of 16 bytes per slot, which the sglang scheme needs."""
-NAMES = (*EVEN, "wide", "indexer", "shifted", "straddling", "mixed", "tiny")
+NAMES = (*EVEN, "wide", "indexer", "shifted", "straddling", "mixed", "tiny", "shared_odd")
 
 
 def layout(name: str, generator: torch.Generator, device: str = "cpu") -> GroupLayout:
@@ -21,6 +21,8 @@ def layout(name: str, generator: torch.Generator, device: str = "cpu") -> GroupL
         "shifted": lambda: _group(3, 16, [_rows(40, shift=4), _rows(40, shift=12)]),
         "straddling": lambda: _group(5, 3, [_heads(3, 12), _heads(5, 4)]),
         "mixed": lambda: _group(3, 3, [_rows(64), _heads(2, 20), _rows(4), _rows(2320), _rows(16, gap=16)]),
+        "shared": lambda: _shared(4, 3, [(48, 1), (48, 0), (64, 2), (48, 5), (48, 4)]),
+        "shared_odd": lambda: _shared(3, 5, [(20, 2), (132, 0), (20, 0), (20, 5), (132, 4)], shift=4),
         "tiny": lambda: _group(1, 1, [_rows(4)]),
     }[name]
     return build()(generator, device)
@@ -60,6 +62,28 @@ def _group(num_pages, page_size, makers):
             memory = torch.randint(0, 256, (room + shift + 64,), dtype=torch.uint8, generator=generator).to(device)
             regions.append(Region(memory=memory, offset=32 + shift, **fields))
         return GroupLayout(regions=tuple(regions), num_pages=num_pages, page_size=page_size)
+
+    return build
+
+
+def _shared(num_pages, page_size, halves, *, shift=0):
+    """Regions of (bytes, number of a half page) in one memory, as of one buffer for all layers, in any order."""
+
+    def build(generator: torch.Generator, device: str) -> GroupLayout:
+        room = max(size for size, _ in halves) * page_size
+        page, layer = 2 * room, 2 * room * num_pages
+        memory = torch.randint(0, 256, (3 * layer + 64,), dtype=torch.uint8, generator=generator).to(device)
+        regions = tuple(
+            Region(
+                memory=memory,
+                offset=32 + shift + half // 2 * layer + half % 2 * room,
+                page_stride=page,
+                slot_stride=size,
+                piece_bytes=size,
+            )
+            for size, half in halves
+        )
+        return GroupLayout(regions=regions, num_pages=num_pages, page_size=page_size)
 
     return build
 

@@ -91,6 +91,18 @@ def test_sglang_fold_is_the_oracles(name, backend, device, generator, ran):
     assert (ran["fold_kernel"] > 0) == (backend == "triton")
 
 
+@pytest.mark.parametrize(("name", "gathers"), [("shared", 2), ("shared_odd", 2), ("nhd", 3)])
+def test_regions_of_one_memory_are_read_together(name, gathers, generator, monkeypatch):
+    """A call for few slots costs one gather per geometry and memory, not one per region."""
+    group = layout(name, generator)
+    calls = []
+    gather = torch.index_select
+    monkeypatch.setattr(torch, "index_select", lambda *args, **kwargs: (calls.append(1), gather(*args, **kwargs))[1])
+    out = poisoned(1), poisoned(1)
+    launch_digest(table=DigestTable(group), slots=torch.tensor([0]), digests_out=out[0], sums_out=out[1])
+    assert len(calls) == gathers
+
+
 def test_many_slots_and_many_regions(generator):
     """More slots than one portion holds, and more regions than one program reads, agree between the backends."""
     memory = torch.randint(0, 256, (19 * 40 * 64,), dtype=torch.uint8, generator=generator)
