@@ -46,11 +46,12 @@ class Fence:
     """A fault of tables that must be taken back before one of `requests` ends: a damaged table that is freed would
     damage the allocator, and the engine for good. `back` runs on the engine's thread, once.
 
-    `steps`: for how many steps the fault stands at most, 0 for as long as its requests."""
+    `steps`: for how many steps the fault stands at most, 0 for as long as its requests. `gone`: taken back."""
 
     requests: frozenset[str]
     back: Callable[[], None]
     steps: int = 0
+    gone: bool = False
 
 
 class Pool:
@@ -221,6 +222,7 @@ class Bench:
         """Take it back, if that did not happen yet. On the engine's thread."""
         if fence in self._fences:
             del self._fences[fence]
+            fence.gone = True
             fence.back()
 
     def tokens_left(self, request_id: str) -> int:

@@ -107,8 +107,11 @@ class Injector:
         }
 
     def _stands(self, number: int) -> bool:
-        """Whether a settled witness is still what it was: not legally overwritten, freed or forgotten since."""
+        """Whether the fault still stands: its settled witness not legally overwritten or freed, its table not mended."""
         injection = self._injections[number]
+        fence = injection.fence
+        if fence is not None and fence.gone and not fence.steps:
+            return False  # its requests came to an end, and the table is whole again
         if not injection.witness:
             return True
         guards = [(self._bench.ask(injection.group, slot), generation) for slot, generation in injection.witness]

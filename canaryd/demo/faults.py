@@ -38,6 +38,7 @@ class Injection:
     at: float
     witness: Witnesses = field(default_factory=list)
     undo: Callable[[], None] | None = None
+    fence: Fence | None = None
 
 
 Fault = Callable[[Bench], Injection]
@@ -286,6 +287,7 @@ def _table_fault(bench: Bench, group: Group, pages: list[int], change: Callable[
         at=at,
         witness=witness,
         undo=lambda: bench.between_steps(lambda: bench.take_back(fence)),
+        fence=fence,
     )
 
 
