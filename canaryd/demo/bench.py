@@ -283,7 +283,7 @@ class Bench:
         return [request_id for request_id, table in group.allocator.block_table.items() if page in table]
 
     def retire(self, pages: set[tuple[int, int]], requests: set[str]) -> None:
-        """Cancel the requests and everybody who holds the pages, and keep the pages out of the prefix cache."""
+        """End the requests and everybody who holds the pages, and keep the pages out of the prefix cache."""
 
         def cancel() -> None:
             doomed = set(requests)
@@ -293,7 +293,7 @@ class Bench:
             for fence in [fence for fence in self._fences if fence.requests & doomed]:
                 self.take_back(fence)
             for request_id in doomed:
-                self.processor.scheduler.set_request_cancellation(request_id)
+                self._end_request(request_id)
 
         def forget() -> None:
             for group, page in pages:
@@ -302,6 +302,17 @@ class Bench:
         self.between_steps(cancel)
         self.between_steps(lambda: None)
         self.between_steps(forget)
+
+    def _end_request(self, request_id: str) -> None:
+        """End a request before its time. On the engine's thread."""
+        scheduler = self.processor.scheduler
+        state = scheduler.active_requests.get(request_id)
+        if self.processor.use_async_batching and state is not None:
+            # transformers 5.24 frees a cancelled request's tables while its step is in flight, and fails when that
+            # step ends: let the next token be its last instead
+            state._new_tokens_limit = len(state.generated_tokens) + 1
+        else:
+            scheduler.set_request_cancellation(request_id)
 
     def _forget_hash(self, group: Group, page: int) -> None:
         ledger = group.allocator.ledger
