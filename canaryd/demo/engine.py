@@ -107,7 +107,7 @@ class Injector:
         }
 
     def _stands(self, number: int) -> bool:
-        """Whether the fault still stands: its settled witness not legally overwritten or freed, its table not mended."""
+        """Whether it still stands: its settled witness not legally overwritten or freed, its table not mended."""
         injection = self._injections[number]
         fence = injection.fence
         if fence is not None and fence.gone and not fence.steps:

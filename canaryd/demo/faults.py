@@ -488,9 +488,17 @@ def _input_fault(
     return Injection(group=group, pages={page}, slots=[slot], requests={request_id}, settled=True, at=at)
 
 
-def _prompt_part(future: Any) -> range:
-    start = future.state.position_offset - future.query_length
-    return range(min(future.query_length, max(0, len(future.state.initial_tokens) - start)))
+def _own_tail(page_size: int) -> Callable[[Any], range]:
+    """Prompt tokens in the prompt's last, unfinished page: no other request ever shares it, as it would share a wrong
+    token's page in the prefix cache and spread the fault."""
+
+    def eligible(future: Any) -> range:
+        prompt = len(future.state.initial_tokens)
+        start = future.state.position_offset - future.query_length
+        first = max(0, prompt // page_size * page_size - start)
+        return range(first, max(first, min(future.query_length, prompt - start)))
+
+    return eligible
 
 
 def _decoded(future: Any) -> range:
@@ -498,7 +506,9 @@ def _decoded(future: Any) -> range:
 
 
 def _token_off_by_one(bench: Bench) -> Injection:
-    return _input_fault(bench, "input_ids", _prompt_part, lambda token: (token + 1) % VOCABULARY)
+    return _input_fault(
+        bench, "input_ids", _own_tail(bench.groups[0].page_size), lambda token: (token + 1) % VOCABULARY
+    )
 
 
 def _position_off_by_one(bench: Bench) -> Injection:
