@@ -38,7 +38,7 @@ def launch_compare(
     check_findings("compare", out, COMPARE_FIELDS, records)
     if n == 0:
         return
-    if resolve_backend(backend, records) == "triton":
+    if resolve_backend("compare", backend, records) == "triton":
         import canary_kernels.device.compare as kernels
 
         with device_guard(records):

@@ -89,7 +89,7 @@ def launch_digest(
         require_device("digest", [(region_bytes_out, "region_bytes_out")], memory, "layout")
     if n == 0:
         return
-    if resolve_backend(backend, memory) == "triton":
+    if resolve_backend("digest", backend, memory) == "triton":
         with device_guard(memory):
             table.device()(slots, digests_out, sums_out, region_bytes_out, table.scheme)
     else:

@@ -9,6 +9,7 @@ import torch
 from canary_kernels.checks import check_vectors
 from canary_kernels.launches import Backend, device_guard, record_launch, resolve_backend
 from canary_kernels.reference import items as reference
+from canary_kernels.validation import fail
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,9 @@ def launch_plan_items(
     )
     if n == 0:
         return
-    if resolve_backend(backend, out.slots) == "triton":
+    if k == 0:
+        fail("items", "slots", "length", f"slots length must be 0 without runs, got {n}")
+    if resolve_backend("items", backend, out.slots) == "triton":
         import canary_kernels.device.items as kernels
 
         with device_guard(out.slots):

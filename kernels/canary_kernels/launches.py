@@ -9,6 +9,8 @@ from typing import Literal
 
 import torch
 
+from canary_kernels.validation import fail
+
 Backend = Literal["triton", "reference"]
 """How a launcher computes: the Triton kernels, or the vectorised torch reference."""
 
@@ -45,15 +47,15 @@ def counted_launches() -> Iterator[Counter[str]]:
         set_launch_observer(outer)
 
 
-def resolve_backend(backend: Backend | None, tensor: torch.Tensor) -> Backend:
+def resolve_backend(kernel: str, backend: Backend | None, tensor: torch.Tensor) -> Backend:
     """The backend to use: `backend` if given, else Triton for CUDA tensors and the reference for host tensors.
 
-    Raises ValueError for any other value.
+    Raises KernelArgumentError, in the name of `kernel`, for any other value.
     """
     if backend is None:
         return "triton" if tensor.is_cuda else "reference"
     if backend not in ("triton", "reference"):
-        raise ValueError(f"backend must be None, 'triton' or 'reference', got {backend!r}")
+        fail(kernel, "backend", "range", f"backend must be None, 'triton' or 'reference', got {backend!r}")
     return backend
 
 

@@ -42,8 +42,8 @@ class Region:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupLayout:
-    """All regions of one group, in attach order. Raises ValueError if a region leaves its memory or is not 4-byte
-    aligned; every kernel relies on that proof."""
+    """All regions of one group, in attach order. Raises ValueError if a region leaves its memory, is not 4-byte
+    aligned or is on another device than the first; every kernel relies on that proof."""
 
     regions: tuple[Region, ...]
     num_pages: int
@@ -59,6 +59,8 @@ class GroupLayout:
         memory = region.memory
         if memory.dtype != torch.uint8 or memory.dim() != 1 or not memory.is_contiguous():
             raise ValueError(f"region {number}: memory must be a contiguous 1-D uint8 tensor")
+        if memory.device != self.device:
+            raise ValueError(f"region {number}: memory must be on region 0's device {self.device}, got {memory.device}")
         sizes = {
             "offset": region.offset,
             "page_stride": region.page_stride,

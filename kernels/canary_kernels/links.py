@@ -30,7 +30,8 @@ def launch_links(
 ) -> None:
     """Appends one row to `out` (width 2) per item whose record is not what its row expects.
 
-    Bits: 1 chain, 2 position, 32 token, 64 slot out of range (or the run's given previous slot).
+    Bits: 1 chain, 2 position, 32 token, 64 slot out of range (or the run's given previous slot, or the number of the
+    run whose head is wanted).
 
     - Records that were never stamped are not judged, an out-of-range slot is.
     - Token: unchecked where the expected token is -1 or the record's is unknown (`CHAIN_UNKNOWN`).
@@ -66,7 +67,7 @@ def launch_links(
     check_findings("links", out, LINK_FIELDS, records)
     if n == 0:
         return
-    if resolve_backend(backend, records) == "triton":
+    if resolve_backend("links", backend, records) == "triton":
         import canary_kernels.device.links as kernels
 
         run = kernels.links

@@ -83,7 +83,7 @@ def launch_scatter_req_token_ids_kernel(
         pool_out=pool_out,
         bs=leading_size(req_pool_indices),
     )
-    if resolve_backend(backend, pool_out) == "triton":
+    if resolve_backend(_KERNEL, backend, pool_out) == "triton":
         from canary_kernels.device import scatter as device
 
         run = device.run_scatter

@@ -33,7 +33,8 @@ def launch_stamp(
         slots, positions, tokens, generations, digests, sums: int64 [n]. A slot outside [0, num_slots) or a negative
             position is skipped: nothing is stored and the chain does not advance. Token -1 is unknown; its record
             carries `CHAIN_UNKNOWN`. Slots of one launch must differ: of two items with one slot fields may mix.
-        item_offsets: int64 [k+1]; run r has items [item_offsets[r], item_offsets[r+1]).
+        item_offsets: int64 [k+1]; run r has items [item_offsets[r], item_offsets[r+1]); from 0 to n, not
+            decreasing.
         seeds: int64 [k], the hash before each run's first token.
         key: secret of the native chain, any 64-bit integer.
 
@@ -60,7 +61,7 @@ def launch_stamp(
     )
     if n == 0:
         return
-    if resolve_backend(backend, records) == "triton":
+    if resolve_backend("stamp", backend, records) == "triton":
         import canary_kernels.device.stamp as kernels
 
         run = kernels.stamp

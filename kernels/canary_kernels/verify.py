@@ -90,7 +90,7 @@ def launch_canary_verify_kernel(
         num_sources=len(context.real_kv_sources),
         slot_stride_bytes=buffer.shape[1] if buffer.dim() == 2 else 0,
     )
-    if resolve_backend(backend, buffer) == "triton":
+    if resolve_backend(_KERNEL, backend, buffer) == "triton":
         from canary_kernels.device import verify as device
 
         run = device.run_canary_verify

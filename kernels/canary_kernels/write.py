@@ -163,7 +163,7 @@ def launch_canary_write_kernel(
         write_req_capacity=leading_size(plan.write_seed_slot_indices),
         slot_stride_bytes=buffer.shape[1] if buffer.dim() == 2 else 0,
     )
-    if resolve_backend(backend, buffer) == "triton":
+    if resolve_backend(_KERNEL, backend, buffer) == "triton":
         from canary_kernels.device import write as device
 
         run = device.run_canary_write

@@ -48,7 +48,7 @@ def compare_kernel(
     known = inside & ((flags & STAMPED) != 0)
     bad = mask & ((known == 0) | (stored_digest != digest) | (stored_sum != total))
     place = reserve(count, bad)
-    stored = bad & (place < capacity)
+    stored = bad & (place >= 0) & (place < capacity)
     row = rows + place * COLUMNS
     tl.store(row, item + item_base, mask=stored)
     tl.store(row + 1, stored_digest, mask=stored)

@@ -72,8 +72,6 @@ def plan_items(runs: ItemRuns, out: Items, *, num_pages: int, page_size: int) ->
     """Launches `plan_items_kernel`."""
     n = out.slots.numel()
     k = runs.first_offsets.numel()
-    if k == 0:
-        return
     plan_items_kernel[(triton.cdiv(n, _BLOCK),)](
         runs.pages,
         runs.page_offsets,

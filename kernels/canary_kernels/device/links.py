@@ -30,7 +30,7 @@ FAIL_TOKEN = tl.constexpr(32)
 FAIL_RANGE = tl.constexpr(64)
 
 
-@triton.jit(do_not_specialize=["n", "num_slots", "capacity", "item_base", "key"])
+@triton.jit(do_not_specialize=["n", "num_heads", "num_slots", "capacity", "item_base", "key"])
 def links_kernel(
     records,
     slots,
@@ -42,6 +42,7 @@ def links_kernel(
     rows,
     count,
     n: tl.int64,
+    num_heads: tl.int64,
     num_slots: tl.int64,
     capacity: tl.int64,
     item_base: tl.int64,
@@ -76,7 +77,10 @@ def links_kernel(
     else:
         linked = mix3(previous_hash, previous_token, previous_position)
     at_head = mask & (prev_slot == NO_PREVIOUS)
-    head = tl.load(heads + tl.load(run_numbers + item, mask=at_head, other=0), mask=at_head, other=0)
+    run = tl.load(run_numbers + item, mask=at_head, other=0)
+    wild_run = at_head & ((run < 0) | (run >= num_heads))
+    at_head = at_head & (wild_run == 0)
+    head = tl.load(heads + run, mask=at_head, other=0)
     expected = tl.where(at_head, head, linked)
 
     expected_token = tl.load(tokens + item, mask=mask, other=-1)
@@ -84,7 +88,7 @@ def links_kernel(
     bad_chain = stamped & known & (at_head | usable) & (prev_hash != expected)
     bad_position = stamped & (position != expected_position)
     bad_token = stamped & known & (expected_token != -1) & (token != expected_token)
-    bad_range = mask & ((inside == 0) | wild_previous)
+    bad_range = mask & ((inside == 0) | wild_previous | wild_run)
     bits = (
         tl.where(bad_chain, FAIL_CHAIN, 0)
         + tl.where(bad_position, FAIL_POSITION, 0)
@@ -93,7 +97,7 @@ def links_kernel(
     ).to(tl.int64)
     bad = bits != 0
     place = reserve(count, bad)
-    stored = bad & (place < capacity)
+    stored = bad & (place >= 0) & (place < capacity)
     tl.store(rows + place * COLUMNS, item + item_base, mask=stored)
     tl.store(rows + place * COLUMNS + 1, bits, mask=stored)
 
@@ -122,6 +126,7 @@ def links(
         out.rows,
         out.count,
         n,
+        heads.numel(),
         records.shape[0],
         out.rows.shape[0],
         item_base,

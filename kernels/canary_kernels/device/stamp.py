@@ -39,7 +39,7 @@ def store_record(records, slot, token, position, before, digest, total, generati
     tl.store(record + 7, flags - flags, mask=live)
 
 
-@triton.jit(do_not_specialize=["num_slots", "key"])
+@triton.jit(do_not_specialize=["n", "num_slots", "key"])
 def stamp_kernel(
     records,
     slots,
@@ -50,6 +50,7 @@ def stamp_kernel(
     generations,
     digests,
     sums,
+    n: tl.int64,
     num_slots: tl.int64,
     key: tl.int64,
     NATIVE: tl.constexpr,
@@ -57,8 +58,8 @@ def stamp_kernel(
 ):
     """Program r stamps run r. Native: BLOCK items per step; sglang: one item per step, as its chain demands."""
     run = tl.program_id(0).to(tl.int64)
-    at = tl.load(item_offsets + run)
-    end = tl.load(item_offsets + run + 1)
+    at = tl.maximum(tl.load(item_offsets + run), 0)
+    end = tl.minimum(tl.load(item_offsets + run + 1), n)
     state = tl.load(seeds + run)
     lane = tl.arange(0, BLOCK)
     while at < end:
@@ -115,6 +116,7 @@ def stamp(
         generations,
         digests,
         sums,
+        slots.numel(),
         records.shape[0],
         key,
         NATIVE=native,

@@ -169,7 +169,7 @@ def launch_plan_entries_kernel(
         out_verify_expected_positions=out_verify_expected_positions,
         out_verify_prev_slot_indices=out_verify_prev_slot_indices,
     )
-    if resolve_backend(backend, verify_offsets_scratch) == "triton":
+    if resolve_backend(_KERNEL, backend, verify_offsets_scratch) == "triton":
         from canary_kernels.device import plan as device
 
         run = device.run_plan_entries

@@ -106,7 +106,7 @@ def launch_canary_plan_kernels(
         out_verify_expected_positions=verify_plan_out.verify_expected_positions,
         out_verify_prev_slot_indices=verify_plan_out.verify_prev_slot_indices,
     )
-    backend = resolve_backend(backend, slots)
+    backend = resolve_backend(_KERNEL, backend, slots)
     write_plan_out.write_offsets.zero_()
     launch_plan_offsets_kernel(
         req_pool_indices=req_pool_indices,

@@ -244,7 +244,7 @@ def launch_plan_offsets_kernel(
         out_write_num_valid_reqs=out_write_num_valid_reqs,
         verify_capacity=verify_capacity,
     )
-    if resolve_backend(backend, out_verify_offsets_scratch) == "triton":
+    if resolve_backend(_KERNEL, backend, out_verify_offsets_scratch) == "triton":
         from canary_kernels.device import plan as device
 
         run = device.run_plan_offsets

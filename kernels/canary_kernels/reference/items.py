@@ -18,8 +18,6 @@ def plan_items(runs: ItemRuns, out: Items, *, num_pages: int, page_size: int) ->
     """Fills `out` as `canary_kernels.items.launch_plan_items` says."""
     n = out.slots.numel()
     count = runs.first_offsets.numel()
-    if n == 0 or count == 0:
-        return
     item = torch.arange(n, dtype=torch.int64, device=out.slots.device)
     run = torch.searchsorted(runs.item_offsets[1:], item, right=True)
     inside = run < count

@@ -51,12 +51,15 @@ def links(
         key=key,
     )
     at_head = items.prev_slots == NO_PREVIOUS
-    expected = torch.where(at_head, heads[items.run_numbers], linked)
+    wild_run = at_head & ((items.run_numbers < 0) | (items.run_numbers >= heads.numel()))
+    at_head &= ~wild_run
+    expected = linked.clone()
+    expected[at_head] = heads[items.run_numbers[at_head]]
     judged = stamped & known & (at_head | (has_previous & usable))
 
     bits = torch.where(judged & (record[:, fields.PREV_HASH] != expected), FAIL_CHAIN, 0)
     bits += torch.where(stamped & (record[:, fields.POSITION] != items.positions), FAIL_POSITION, 0)
     bits += torch.where(stamped & known & (tokens != -1) & (record[:, fields.TOKEN] != tokens), FAIL_TOKEN, 0)
-    bits += torch.where(~inside | wild_previous, FAIL_RANGE, 0)
+    bits += torch.where(~inside | wild_previous | wild_run, FAIL_RANGE, 0)
     bad = bits.nonzero().squeeze(1)
     out.append(torch.stack([bad + item_base, bits[bad]], dim=1))

@@ -11,6 +11,7 @@ from canary_kernels.reference.records import load_records, next_hashes, record_r
 
 def run_canary_verify(*, context: VerifyOrWriteContext, plan: VerifyPlan, check_verify_expected_token: bool) -> None:
     """See `launch_canary_verify_kernel`."""
+    sources = hashed_sources(context)
     context.kernel_run_counter.add_(1)
     if int(plan.enable[0]) == 0:
         return
@@ -19,7 +20,6 @@ def run_canary_verify(*, context: VerifyOrWriteContext, plan: VerifyPlan, check_
 
     buffer = context.canary_buf
     num_slots = buffer.shape[0]
-    sources = hashed_sources(context)
     slots = plan.verify_slot_indices[:active]
     entries = (slots != 0).nonzero()[:, 0]
     slots = slots[entries]

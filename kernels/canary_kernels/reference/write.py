@@ -24,9 +24,9 @@ def run_canary_write(
     expected_input_positions: torch.Tensor | None,
 ) -> None:
     """See `launch_canary_write_kernel`. Serial over a request's tokens, vectorised over requests and slots."""
-    context.kernel_run_counter.add_(1)
     buffer = context.canary_buf
     sources = hashed_sources(context)
+    context.kernel_run_counter.add_(1)
     limit = slot_limit(buffer.shape[0], sources)
     kind = int(context.kernel_kind)
 

@@ -363,14 +363,15 @@ def test_labels_come_from_closed_lists() -> None:
 def test_an_unknown_backend_is_refused_before_anything_is_written(
     launcher: tuple[str, Callable[..., None], Callable[[], Arguments], list[Any]],
 ) -> None:
-    _, launch, arguments, _ = launcher
+    name, launch, arguments, _ = launcher
     good = arguments()
     before = memory_of(good)
-    with pytest.raises(ValueError, match="backend must be None, 'triton' or 'reference', got 'cuda'"):
+    with pytest.raises(KernelArgumentError, match="^kv-canary: backend must be None") as caught:
         launch(**good, backend="cuda")
+    assert (caught.value.kernel, caught.value.argument, caught.value.check) == (name, "backend", "range")
     assert all(torch.equal(old, new) for old, new in zip(before, memory_of(good), strict=True))
 
 
 def test_the_default_backend_follows_the_tensor() -> None:
-    assert resolve_backend(None, torch.zeros(1)) == "reference"
-    assert resolve_backend("triton", torch.zeros(1)) == "triton"
+    assert resolve_backend("scatter", None, torch.zeros(1)) == "reference"
+    assert resolve_backend("scatter", "triton", torch.zeros(1)) == "triton"

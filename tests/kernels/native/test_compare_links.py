@@ -122,6 +122,7 @@ class Row:
         self.positions = list(range(3, 11))
         self.prev = burst.NO_PREVIOUS
         self.head = 77
+        self.run = 0
         self.records = torch.zeros((12, 8), dtype=torch.int64)
         steps = oracle.chain(scheme, self.head, self.tokens, self.positions, SECRET)
         for slot, token, position, (before, _) in zip(self.slots, self.tokens, self.positions, steps, strict=True):
@@ -137,7 +138,7 @@ class Row:
                 slots=slots,
                 positions=vector(self.positions, self.device),
                 prev_slots=vector(previous, self.device),
-                run_numbers=torch.zeros_like(slots),
+                run_numbers=torch.full_like(slots, self.run),
             ),
             tokens=vector(self.tokens, self.device),
             heads=vector([self.head], self.device),
@@ -213,6 +214,13 @@ def test_the_first_link_by_its_previous_slot(scheme, backend, device):
     row.prev = burst.NO_PREVIOUS
     assert row.check(backend) == [[0, CHAIN]]
     row.prev = 12
+    assert row.check(backend) == [[0, RANGE]]
+
+
+@pytest.mark.parametrize("number", [-1, 1, 1 << 40])
+def test_a_run_without_a_head_is_out_of_range(number, scheme, backend, device):
+    row = Row(scheme, device)
+    row.run = number
     assert row.check(backend) == [[0, RANGE]]
 
 

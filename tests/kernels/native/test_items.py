@@ -94,6 +94,22 @@ def test_a_long_run_beside_many_short_ones(backend, device):
     assert plan(backend, device, **case) == oracle(**case)
 
 
+def test_items_without_runs_are_refused(backend):
+    none, bounds = torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    runs = ItemRuns(
+        pages=none,
+        page_offsets=bounds,
+        first_offsets=none,
+        item_offsets=bounds,
+        first_positions=none,
+        first_prev_slots=none,
+    )
+    out = Items.allocate(2, torch.device("cpu"))
+    with pytest.raises(KernelArgumentError, match="kv-canary: slots length must be 0 without runs, got 2"):
+        launch_plan_items(runs=runs, out=out, num_pages=1, page_size=1, backend=backend)
+    launch_plan_items(runs=runs, out=out.head(0), num_pages=1, page_size=1, backend=backend)
+
+
 def test_bad_runs_are_refused(backend):
     good = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(KernelArgumentError, match="kv-canary: page_offsets length must be 3, got 2") as caught:

@@ -173,6 +173,25 @@ def test_sglang_records_are_those_of_the_contracts_write_kernel(sources, backend
     assert records[slots, :4].tolist() == buffer.view(torch.int64)[slots].tolist()
 
 
+def test_runs_beyond_the_items_read_nothing(device, ran):
+    """Offsets that leave the columns are cut at them: the kernel reads no token that is not there."""
+    guarded = torch.full((64,), 7, dtype=torch.int64, device=device)
+    records = poisoned(64, 8, device=device)
+    columns = dict.fromkeys(("slots", "positions", "tokens", "generations", "digests", "sums"), guarded[16:20])
+    columns["slots"].copy_(torch.arange(4))
+    guarded[20:].copy_(torch.arange(20, 64))
+    launch_stamp(
+        records=records,
+        item_offsets=torch.tensor([-3, 2, 40], device=device),
+        seeds=torch.tensor([5, 6], device=device),
+        backend="triton",
+        **columns,
+    )
+    assert ran["stamp_kernel"] == 1
+    assert (records[4:] == poisoned(60, 8, device=device)).all()
+    assert records[:4, 0].tolist() == [0, 1, 2, 3]
+
+
 def test_bad_records_are_refused(backend):
     one = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(KernelArgumentError, match=r"records must have 8 columns, got shape \(4, 4\)"):
