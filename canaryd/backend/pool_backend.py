@@ -8,6 +8,7 @@ on the burst.
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +54,13 @@ FINDING_CAPACITY = 4096
 """Mismatches listed per compare or links work; the rest is counted in `truncated`."""
 _STAGED_VECTORS = 10
 """Upper bound of the int64 vectors of one chunk, each at most one longer than its items."""
+
+
+def is_device_error(error: Exception) -> bool:
+    """Whether torch or Triton raises this for a device that failed, or for a kernel that could not be built for it (no
+    compiler, no room for its cache)."""
+    kinds = (RuntimeError, MemoryError, OSError, subprocess.SubprocessError)
+    return isinstance(error, kinds) or type(error).__module__.startswith("triton.")
 
 
 def make_backend(
@@ -202,8 +210,12 @@ class PoolBackend:
         if pending is None:
             raise BackendError("no burst was started")
         with self._device_errors():
-            if not pending.done():
-                return None
+            try:
+                if not pending.done():
+                    return None
+            except BaseException:
+                self._pending = None  # it will never be done
+                raise
             self._pending = None
             return BurstResult(
                 number=pending.burst.number,
@@ -242,15 +254,21 @@ class PoolBackend:
             return locate_word_change(self._layouts[group], slot, stored_digest=stored_digest, stored_sum=stored_sum)
 
     def close(self) -> None:
-        """Waits for work in flight and drops all device state; the pool's memory may be unmapped afterwards."""
-        with self._device_errors():
-            if self._stream is not None:
-                self._stream.synchronize()
-        self._pending = None
-        self._records.clear()
-        self._tables.clear()
-        self._lists.clear()
-        self._layouts = ()
+        """Waits for work in flight and drops all device state; the pool's memory may be unmapped afterwards.
+
+        Raises:
+            BackendError: the device failed; the state is dropped all the same.
+        """
+        try:
+            with self._device_errors():
+                if self._stream is not None:
+                    self._stream.synchronize()
+        finally:  # a failed device too: nothing may hold the pool's memory any longer
+            self._pending = None
+            self._records.clear()
+            self._tables.clear()
+            self._lists.clear()
+            self._layouts = ()
 
     # --- queueing -----------------------------------------------------------------------------------------------
 
@@ -466,7 +484,7 @@ class PoolBackend:
         try:
             yield
         except Exception as error:
-            if isinstance(error, RuntimeError | MemoryError) or type(error).__module__.startswith("triton."):
+            if is_device_error(error):
                 raise BackendError(f"{type(error).__name__}: {error}") from error
             raise
 

@@ -33,7 +33,7 @@ from canary_kernels.validation import KernelArgumentError
 from canary_kernels.verify import launch_canary_verify_kernel
 from canary_kernels.write import launch_canary_write_kernel
 
-from canaryd.backend.pool_backend import PoolBackend, make_backend
+from canaryd.backend.pool_backend import PoolBackend, is_device_error, make_backend
 from canaryd.errors import BackendError
 from canaryd.watch.burst import (
     FAIL_CHAIN,
@@ -107,7 +107,9 @@ class SelfTest:
             try:
                 trial.own_kernels()
                 trial.contract_launchers()
-            except (BackendError, KernelArgumentError, RuntimeError) as error:
+            except Exception as error:
+                if not (isinstance(error, BackendError | KernelArgumentError) or is_device_error(error)):
+                    raise
                 trial.failures.append(f"the device failed: {type(error).__name__}: {error}")
         return SelfTestReport(
             scheme=self._scheme,

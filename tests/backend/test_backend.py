@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -243,15 +246,66 @@ def test_bursts_follow_each_other(scheme, place, seed):
         pool.backend.start(burst)
 
 
-def test_a_failing_device_is_a_backend_error(scheme, seed, monkeypatch):
-    pool = Pool(seed, scheme, ("cpu", "reference"))
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        subprocess.CalledProcessError(1, "gcc"),
+        OSError(28, "No space left on device"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_failing_device_is_a_backend_error(error, seed, monkeypatch):
+    """A launch that fails, and a kernel that cannot be built; afterwards the backend can be used or closed."""
+    pool = Pool(seed, "native", ("cpu", "reference"))
 
     def fail(*_args, **_kwargs):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        raise error
 
-    monkeypatch.setattr("canaryd.backend.pool_backend.launch_digest", fail)
-    with pytest.raises(BackendError, match="RuntimeError: CUDA error: an illegal memory access"):
-        pool.stamp()
+    with monkeypatch.context() as patch:
+        patch.setattr("canaryd.backend.pool_backend.launch_digest", fail)
+        with pytest.raises(BackendError, match=f"{type(error).__name__}: .*"):
+            pool.stamp()
+    pool.stamp()
+    assert pool.run(GroupWork(group=0, compare=pool.rows[0].compare())).groups[0].compare.items.size == 0
+
+
+class FailedStream:
+    def synchronize(self):
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+def test_a_failed_device_is_closed_all_the_same(seed):
+    """Nothing keeps the pool's memory, which is unmapped next."""
+    pool = Pool(seed, "native", ("cpu", "reference"))
+    pool.stamp()
+    pool.backend._stream = FailedStream()
+    memory = weakref.ref(pool.memory)
+    with pytest.raises(BackendError, match="unspecified launch failure"):
+        pool.backend.close()
+    backend = pool.backend
+    del pool
+    gc.collect()
+    assert memory() is None
+    backend._stream = None
+    with pytest.raises(BackendError, match="the backend is closed"):
+        backend.start(Burst(number=1, works=()))
+
+
+def test_a_burst_that_can_never_be_done_does_not_stay(seed):
+    pool = Pool(seed, "native", ("cpu", "reference"))
+    burst = Burst(number=1, works=())
+    pool.backend.start(burst)
+
+    def failed():
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    pool.backend._pending = replace(pool.backend._pending, done=failed)
+    with pytest.raises(BackendError, match="unspecified launch failure"):
+        pool.backend.poll()
+    with pytest.raises(BackendError, match="no burst was started"):
+        pool.backend.poll()
+    pool.backend.run(burst)
 
 
 def test_the_pools_memory_is_never_written(scheme, place, seed):

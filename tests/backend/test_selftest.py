@@ -84,11 +84,17 @@ def test_a_kernel_that_does_nothing_fails(owner, launcher, complaint, monkeypatc
 
 def test_a_failing_device_is_a_failure_and_not_an_exception(monkeypatch):
     def fail(**_arguments):
-        raise RuntimeError("CUDA error: unspecified launch failure")
+        raise error
 
+    error = RuntimeError("CUDA error: unspecified launch failure")
     monkeypatch.setattr(backend_module, "launch_digest", fail)
     report = SelfTest(device="cpu").run()
     assert report.failures == ("the device failed: BackendError: RuntimeError: CUDA error: unspecified launch failure",)
+    monkeypatch.undo()
+    error = OSError(28, "No space left on device")
+    monkeypatch.setattr(selftest_module, "launch_canary_write_kernel", fail)
+    report = SelfTest(device="cpu").run()
+    assert report.failures == ("the device failed: OSError: [Errno 28] No space left on device",)
 
 
 def test_an_outer_observer_stays():

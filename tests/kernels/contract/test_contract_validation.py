@@ -366,7 +366,7 @@ def test_an_unknown_backend_is_refused_before_anything_is_written(
     name, launch, arguments, _ = launcher
     good = arguments()
     before = memory_of(good)
-    with pytest.raises(KernelArgumentError, match="^kv-canary: backend must be None") as caught:
+    with pytest.raises(KernelArgumentError, match="kv-canary: backend must be None") as caught:
         launch(**good, backend="cuda")
     assert (caught.value.kernel, caught.value.argument, caught.value.check) == (name, "backend", "range")
     assert all(torch.equal(old, new) for old, new in zip(before, memory_of(good), strict=True))
