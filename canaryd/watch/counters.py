@@ -73,8 +73,8 @@ class Skip(StrEnum):
     """Why a slot's content was never guarded.
 
     freed, voided, rewritten: before its stamp was final. gap: written, not stamped when messages were lost. forgotten:
-    stamped, but neither in a row nor cached in the snapshot. unknown_prefix: a row opened on it, and no write of it is
-    known. stalled: an op that may write it is open for too long.
+    stamped, but neither in a row nor cached in the snapshot. unknown_prefix: a row opened on it or moved to it, and no
+    write of it is known. stalled: an op that may write it is open for too long.
     """
 
     FREED = "freed"

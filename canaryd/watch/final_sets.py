@@ -32,6 +32,7 @@ class FinalSets:
         self._counters = counters
         self._max_rows = max_rows
         self._claimed: dict[int, int] = {}
+        self._prefixes: list[I64] = []
         self.checks = LedgerChecks(group, log)
         self.writes = RowWrites(group, self.checks, counters)
 
@@ -59,7 +60,7 @@ class FinalSets:
                 )
         rows.length[row] = length
         self._learn_identity(row, ids, length)
-        self._see_prefix(row, cause)
+        self._see_prefix(row, np.arange(pages.size), cause)
         self._claimed[row] = 0
         rows.changed_by[row] = cause.op
         return row
@@ -77,6 +78,7 @@ class FinalSets:
             return
         start = max(0, min(start, int(rows.page_count[row])))
         moved = self._known_pages(row, column(pages), int(rows.length[row]) - start * group.page_size, cause)
+        before = rows.pages_of(row)[start:].copy()
         rows.replace_pages(row, start, moved)
         if not group.ring:
             rows.length[row] = min(int(rows.length[row]), int(rows.page_count[row]) * group.page_size)
@@ -86,6 +88,10 @@ class FinalSets:
         rows.link_cursor[row] = min(int(rows.link_cursor[row]), first)
         self._claimed[row] = min(start, self._claimed.get(row, start))
         rows.changed_by[row] = cause.op
+        new = np.ones(moved.size, dtype=np.bool_)
+        both = min(before.size, moved.size)
+        new[:both] = moved[:both] != before[:both]
+        self._see_prefix(row, start + np.flatnonzero(new), cause)
 
     def judge_claims(self, cause: Cause) -> None:
         """Checks the pages of all rows that opened or moved since the last call: after all of an end's rows closed,
@@ -148,23 +154,34 @@ class FinalSets:
         rows.content.data[1][int(rows.content.offset[row]) + length] = ledger.after[slot]
         rows.chain_first[row] = rows.chain_last[row] = length
 
-    def _see_prefix(self, row: int, cause: Cause) -> None:
-        """Prefix slots that were freed are doubted; those never written here are counted, and legal."""
+    def _see_prefix(self, row: int, index: I64, cause: Cause) -> None:
+        """Slots that a row came to hold without writing them, in its pages at `index` [p]: those that were freed are
+        doubted."""
         rows, ledger = self._group.rows, self._group.ledger
-        one, positions = rows.written_positions(np.array([row]))
-        slots = rows.slots_at(one, positions)
-        slots = slots[slots >= 0]
-        states = ledger.state[slots]
-        if cause.judged:
-            self._counters.skipped[Skip.UNKNOWN_PREFIX] += int(np.count_nonzero(states == SlotState.UNKNOWN))
-        freed = slots[states == SlotState.FREED]
-        if freed.size:
-            ledger.revive(freed)
+        pages = rows.pages_of(row)[index]
+        index, pages = index[pages != HOLE], pages[pages != HOLE]
+        slots = ledger.in_pages(pages)
+        indices = np.repeat(index, self._group.page_size)
+        positions = rows.position_in(np.full(slots.size, row), indices, slots % self._group.page_size)
+        slots = slots[positions >= 0]
+        if slots.size:
+            ledger.revive(slots, cause.now)
+            self._prefixes.append(slots)
+
+    def count_unknown(self) -> None:
+        """Counts the slots that rows came to hold since the last call and of which no write is known, which is legal:
+        after all of an end's writes and copies, which may have named them."""
+        if self._prefixes:
+            states = self._group.ledger.state[np.unique(np.concatenate(self._prefixes))]
+            unknown = (states == SlotState.UNKNOWN) | (states == SlotState.VOID)
+            self._counters.skipped[Skip.UNKNOWN_PREFIX] += int(np.count_nonzero(unknown))
+            self._prefixes.clear()
 
     def forget(self) -> None:
         """Rows are forgotten: so are their claims."""
         self._group.rows.clear()
         self._claimed.clear()
+        self._prefixes.clear()
 
     # --- pages --------------------------------------------------------------------------------------------------------
 

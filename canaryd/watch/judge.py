@@ -168,7 +168,8 @@ class Judge:
             self._counters.verified[MODES[code]] += int(count)
         self._counters.bytes_verified += int(good.size) * group.slot_bytes
         doubted = good[ledger.state[good] == SlotState.DOUBT]
-        uncovered = doubted[~ledger.is_covered(doubted)]
+        # A read from before the doubt says nothing of what happened while the page was free.
+        uncovered = doubted[(ledger.doubted_at[doubted] < burst.launched_at) & ~ledger.is_covered(doubted)]
         ledger.state[uncovered] = SlotState.SETTLED
         ledger.flags[uncovered] &= ~np.uint8(REVIVED)
 

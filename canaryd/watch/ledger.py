@@ -54,6 +54,7 @@ class Ledger:
         self.begun_at = np.full(n, NEVER)
         self.ended_at = np.full(n, NEVER)
         self.verified_at = np.full(n, NEVER)
+        self.doubted_at = np.full(n, NEVER)
         self.covered: npt.NDArray[np.int32] = np.zeros(num_pages, dtype=np.int32)
         self.scopes = 0
         for first, last in reserved:
@@ -111,12 +112,15 @@ class Ledger:
         self.state[slots[stamped]] = SlotState.FREED
         self.forget(slots[~stamped], SlotState.FREED)
 
-    def revive(self, slots: I64) -> int:
-        """Freed `slots` [n] are in use again without a write: those that were stamped are doubted. How many."""
-        back = slots[(self.state[slots] == SlotState.FREED) & (self.verified_at[slots] > NEVER)]
+    def revive(self, slots: I64, now: float) -> None:
+        """Freed `slots` [n] are in use again without a write: those that were stamped are doubted from `now` on."""
+        freed = slots[self.state[slots] == SlotState.FREED]
+        stamped = self.verified_at[freed] > NEVER
+        back = freed[stamped]
         self.state[back] = SlotState.DOUBT
         self.flags[back] |= REVIVED
-        return int(back.size)
+        self.doubted_at[back] = now
+        self.state[freed[~stamped]] = SlotState.UNKNOWN
 
     def forget(self, slots: I64, state: SlotState) -> None:
         """Drops the identity of `slots` [n]."""

@@ -51,6 +51,12 @@ class Pace:
         self._group = group
         self._ages = (max_age_live, max_age_idle)
         self._live, self._idle, self._doubt = (Cursor(group.page_size) for _ in range(3))
+        self._owed = 0.0
+
+    @property
+    def doubted(self) -> int:
+        """Doubted slots."""
+        return int(np.count_nonzero(self._group.ledger.state == SlotState.DOUBT))
 
     def doubts(self, limit: int) -> I64:
         """At most `limit` doubted slots to compare, sorted."""
@@ -68,11 +74,17 @@ class Pace:
         live = settled & (np.repeat(held, group.page_size) if group.page_size > 1 else held)
         live_count = int(np.count_nonzero(live))
         idle_count = int(np.count_nonzero(settled)) - live_count
-        live_quota = min(limit, self._quota(live_count, self._ages[0], elapsed))
+        live_quota = self._quota(live_count, self._ages[0], elapsed)
+        idle_quota = self._quota(idle_count, self._ages[1], elapsed)
+        if live_quota + idle_quota > limit:
+            # Not both promises can be kept: both are late by the same factor, and neither waits for ever.
+            share = limit * live_quota / (live_quota + idle_quota) + self._owed
+            live_quota = min(int(share), limit)
+            self._owed = share - live_quota
+            idle_quota = limit - live_quota
         none = np.zeros(0, dtype=np.int64)
-        live_slots = self._live.take(live, live_quota, limit) if live_quota else none
+        live_slots = self._live.take(live, live_quota, limit - idle_quota) if live_quota else none
         left = limit - live_slots.size
-        idle_quota = min(left, self._quota(idle_count, self._ages[1], elapsed))
         idle_slots = self._idle.take(settled & ~live, idle_quota, left) if idle_quota else none
         return live_slots, idle_slots
 

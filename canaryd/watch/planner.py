@@ -150,10 +150,15 @@ class Planner:
                 links_left -= int(items.slots.size)
         for group in order:
             part = parts[group.number]
+            pace = self._paces[group.number]
             limit = max(0, bytes_left) // group.slot_bytes
-            doubts = self._paces[group.number].doubts(limit)
+            if group is order[0]:
+                # Slots that are larger than what stamps leave of the budget are read one by one.
+                limit = max(1, limit)
+            # Doubts have half of the budget, and more where the round-robin leaves it.
+            live, idle = pace.select(limit - min(pace.doubted, (limit + 1) // 2), elapsed)
+            doubts = pace.doubts(limit - live.size - idle.size)
             self._add_compare(part, doubts, VerifyMode.DOUBT, None)
-            live, idle = self._paces[group.number].select(limit - doubts.size, elapsed)
             self._add_compare(part, live, VerifyMode.LIVE, None)
             self._add_compare(part, idle, VerifyMode.IDLE, None)
             bytes_left -= int(doubts.size + live.size + idle.size) * group.slot_bytes

@@ -78,6 +78,7 @@ def _adopt(
     fresh = ledger.state[slots] == SlotState.UNKNOWN
     fresh |= (ledger.state[slots] == SlotState.DOUBT) & _renamed(group, owners, positions, slots)
     sets.adopt(owners[fresh], positions[fresh], slots[fresh], cause=cause, why=why)
+    sets.count_unknown()
 
 
 def _renamed(group: Group, rows: I64, positions: I64, slots: I64) -> Mask:

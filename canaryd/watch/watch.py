@@ -188,6 +188,8 @@ class Watch:
         self._log.start()
         self._end_rows(message, cause)
         self._end_content(message, cause)
+        for sets in self._sets:
+            sets.count_unknown()
 
     def _end_rows(self, message: End, cause: Cause) -> None:
         for name in message.closed:

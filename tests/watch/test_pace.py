@@ -49,6 +49,34 @@ def test_a_budget_that_cannot_keep_the_promise_shows_in_the_report() -> None:
     assert bench.now - bench.watch.report(bench.now).oldest_unverified < 10, "slow, but every slot in turn"
 
 
+@pytest.mark.parametrize("slots", [0.5, 1, 2, 4])
+def test_a_small_budget_starves_nobody(slots: float) -> None:
+    """Neither idle slots behind live ones, nor either behind stamps, nor slots larger than the budget."""
+    policy = Policy(max_age_live=0.5, max_age_idle=1.0, bytes_per_burst=int(slots * SLOT_BYTES))
+    bench = filled(policy, live=12, idle=4)
+    bench.tick(70)
+    started = bench.now
+    for _ in range(250):
+        bench.op(writes=[writes(("", range(4), range(4), range(4 * 15, 4 * 16)))])
+        bench.tick()
+    assert bench.watch.report(bench.now).oldest_unverified > started
+
+
+def test_doubts_starve_nobody_and_are_not_starved() -> None:
+    policy = Policy(max_age_live=0.1, max_age_idle=0.2, bytes_per_burst=4 * SLOT_BYTES)
+    bench = filled(policy, live=8, idle=2)
+    bench.tick(40)
+    started = bench.now
+    for turn in range(120):
+        row, page = f"d{turn}", 8 + turn % 2
+        bench.op(freed=[pages(page)])
+        bench.op(opened=[opened(row, [page], 4, range(4))])
+        bench.tick()
+        bench.op(closed=[row])
+    assert bench.watch.report(bench.now).oldest_unverified > started
+    assert bench.watch.counters.verified["doubt"] >= 120
+
+
 def test_no_burst_reads_more_than_its_budget() -> None:
     policy = Policy(max_age_live=0.1, max_age_idle=0.1, bytes_per_burst=10 * SLOT_BYTES)
     bench = filled(policy, live=10, idle=10)

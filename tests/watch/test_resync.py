@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from canaryd.watch.burst import BurstResult
+from canaryd.watch.runs import expand_runs
 from canaryd.wire.messages import Begin, End, Snapshot
-from tests.watch.harness import Bench, group_spec, opened, pages, writes
+from tests.watch.harness import Bench, copies, group_spec, opened, pages, remap, writes
 
 IDS = [5, 6, 7]
 
@@ -185,6 +187,89 @@ def test_freed_pages_that_come_back_are_doubted() -> None:
     assert bench.findings == []
     assert [bench.state(slot) for slot in (8, 9, 10)] == ["settled"] * 3
     assert bench.watch.counters.reblessed["revived"] == 1
+
+
+def reading(bench: Bench, slot: int) -> BurstResult:
+    """Ticks until a burst compares `slot`; its result, which is not judged yet."""
+    while True:
+        bench.now += bench.policy.tick_seconds
+        burst = bench.watch.next_burst(bench.now)
+        assert burst is not None
+        result = bench.backend.run(burst)
+        compared = [expand_runs(work.compare.runs, 4)[0] for work in burst.works if work.compare]
+        if any(slot in slots for slots in compared):
+            return result
+        bench.watch.on_burst_done(result, bench.seq, bench.now)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_was_read_before_a_page_was_freed_says_nothing_of_it_after_it_came_back(times: int) -> None:
+    bench = bench_with_row()
+    for again in range(times):
+        result = reading(bench, 9)
+        bench.op(closed=["a"], freed=[pages(2)])
+        bench.scribble([9])
+        bench.op(opened=[opened("a", [2], 3, IDS)])
+        bench.watch.on_burst_done(result, bench.seq, bench.now)
+        assert bench.state(9) == ("doubt" if again == 0 else "pending")
+    bench.tick(60)
+    assert bench.collect() == []
+    assert bench.state(9) == "settled"
+
+
+def test_a_row_that_moves_to_pages_which_were_freed_guards_them_again() -> None:
+    bench = bench_with_row()
+    bench.op(closed=["a"], freed=[pages(2)])
+    bench.op(opened=[opened("b", ids=IDS)], writes=[writes(("b", range(3), IDS, [12, 13, 14]))])
+    bench.op(remaps=[remap("b", 0, [2])])
+    assert bench.state(9) == "doubt"
+    bench.settle()
+    assert bench.state(9) == "settled"
+    assert bench.watch.counters.skipped["unknown_prefix"] == 0
+    bench.flip(9)
+    bench.tick(60)
+    assert [(f.check, f.slots, f.row) for f in bench.findings] == [("content", [(9, 9)], "b")]
+
+
+NEVER_WRITTEN = {
+    "never seen": {},
+    "freed before it was stamped": {
+        "opened": [opened("x", ids=IDS)],
+        "writes": [writes(("x", range(3), IDS, [20, 21, 22]))],
+        "freed": [pages(5)],
+    },
+    "handed out": {"voids": [pages(5)]},
+}
+
+
+@pytest.mark.parametrize("before", NEVER_WRITTEN.values(), ids=NEVER_WRITTEN.keys())
+@pytest.mark.parametrize("moved", [False, True])
+def test_every_slot_that_a_row_holds_and_nobody_guards_is_counted_once(before: dict[str, object], moved: bool) -> None:
+    bench = bench_with_row()
+    bench.op(**before)
+    if "freed" in before:
+        bench.op(closed=["x"], freed=[pages(5)])
+    if moved:
+        bench.op(remaps=[remap("a", 0, [5])])
+        bench.op(remaps=[remap("a", 0, [5])])
+    else:
+        bench.op(opened=[opened("b", [5], 3, IDS)])
+    bench.settle()
+    assert not bench.watch.explain(0, 21, bench.now).guarded
+    assert bench.state(21) in ("unknown", "void")
+    assert bench.watch.counters.skipped["unknown_prefix"] == 3
+
+
+def test_a_prefix_that_the_same_end_copies_or_writes_is_guarded_and_not_counted() -> None:
+    bench = bench_with_row()
+    bench.op(
+        opened=[opened("b", [5], 4, [*IDS, 8])],
+        writes=[writes(("b", [3], [8], [23]))],
+        copies=[copies([8, 9, 10], [20, 21, 22])],
+    )
+    bench.settle()
+    assert [bench.state(slot) for slot in (20, 21, 22, 23)] == ["settled"] * 4
+    assert bench.watch.counters.skipped["unknown_prefix"] == 0
 
 
 def test_frees_that_were_not_promised_are_ignored() -> None:
