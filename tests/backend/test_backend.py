@@ -130,8 +130,8 @@ def test_broken_links_are_found_at_their_items(scheme, place, sizes, seed):
 def test_a_run_goes_on_from_its_previous_slot(scheme, place, seed):
     """A later part of a row, linked by the slot before it."""
     pool = Pool(seed, scheme, place, chunk_items=5)
-    pool.stamp()
     rows = pool.rows[1]
+    pool.run(GroupWork(group=1, stamps=rows.stamps()))
     late = Runs(
         pages=column(3, 44, 20),
         page_offsets=column(0, 3),
@@ -151,8 +151,8 @@ def test_a_run_goes_on_from_its_previous_slot(scheme, place, seed):
 def test_a_link_is_checked_where_the_work_was_cut(scheme, place, seed):
     """The chain breaks between the last item of one chunk and the first of the next."""
     pool = Pool(seed, scheme, place, chunk_items=2)
-    pool.stamp()
     rows = pool.rows[1]
+    pool.run(GroupWork(group=1, stamps=rows.stamps()))
     late = Runs(
         pages=column(3, 44, 20),
         page_offsets=column(0, 3),
@@ -168,23 +168,24 @@ def test_a_link_is_checked_where_the_work_was_cut(scheme, place, seed):
 
 def test_adopted_slots_are_never_false_alarms(scheme, place, seed):
     """Stamped with unknown tokens and a made-up seed, they are judged by content and position only."""
-    pool = Pool(seed, scheme, place, chunk_items=10)
-    rows = pool.rows[0]
+    pool = Pool(seed, scheme, place, chunk_items=2)
+    rows = pool.rows[1]
     unknown = StampWork(
         runs=rows.runs, tokens=np.full_like(rows.tokens, -1), generations=rows.generations, seeds=rows.seeds + 99
     )
-    result = pool.run(GroupWork(group=0, stamps=unknown, compare=rows.compare(), links=rows.links())).groups[0]
+    result = pool.run(GroupWork(group=1, stamps=unknown, compare=rows.compare(), links=rows.links())).groups[0]
     assert result.compare.items.size == result.links.items.size == 0
 
 
 def test_stamps_restart_the_judgement(scheme, place, seed):
     """What was stamped last counts: a legal write after a fault leaves nothing to find."""
     pool = Pool(seed, scheme, place)
-    pool.stamp()
-    pool.flip(0, pool.rows[0].slots[10], 1, 3)
-    assert pool.run(GroupWork(group=0, compare=pool.rows[0].compare())).groups[0].compare.items.tolist() == [10]
-    pool.stamp()
-    assert pool.run(GroupWork(group=0, compare=pool.rows[0].compare())).groups[0].compare.items.size == 0
+    rows = pool.rows[1]
+    pool.run(GroupWork(group=1, stamps=rows.stamps()))
+    pool.flip(1, rows.slots[3], 0, 77)
+    assert pool.run(GroupWork(group=1, compare=rows.compare())).groups[0].compare.items.tolist() == [3]
+    pool.run(GroupWork(group=1, stamps=rows.stamps()))
+    assert pool.run(GroupWork(group=1, compare=rows.compare())).groups[0].compare.items.size == 0
 
 
 def test_more_mismatches_than_the_list_holds(scheme, place, sizes, seed):
