@@ -4,8 +4,9 @@ from __future__ import annotations
 
 SLICE_SECONDS = 0.00027
 """What one burst costs an engine that shares the GPU by time slices, whatever the burst's size (one H200)."""
-LAUNCH_SECONDS = 0.00001
-"""What each further launch adds, as long as launches come one by one from the host (same GPU)."""
+LAUNCH_SECONDS = 0.00012
+"""What each launch adds, as long as launches and copies come one by one from the host (same GPU, measured with
+benchmarks/engine_loss.py)."""
 READ_BYTES_PER_SECOND = 1e12
 """Reading speed that every data centre GPU reaches; while the burst reads, the engine waits."""
 
