@@ -15,6 +15,7 @@ from canary_kernels.context import (
     VerifyOrWriteContext,
     VerifyPlan,
     WritePlan,
+    validate_real_kv_source,
 )
 from canary_kernels.digest import DigestTable, launch_digest
 from canary_kernels.findings import Findings
@@ -27,14 +28,17 @@ from canary_kernels.plan import (
     launch_canary_plan_kernels,
     launch_plan_entries_kernel,
     launch_plan_offsets_kernel,
+    validate_plan,
+    validate_plan_entries,
+    validate_plan_offsets,
 )
 from canary_kernels.records import CHAIN_UNKNOWN, OUT_OF_RANGE_SLOT, STAMPED, SlotRecord, allocate_records
-from canary_kernels.scatter import launch_scatter_req_token_ids_kernel
+from canary_kernels.scatter import launch_scatter_req_token_ids_kernel, validate_scatter
 from canary_kernels.scheme import SCHEMES, Scheme
 from canary_kernels.stamp import launch_stamp
 from canary_kernels.validation import KernelArgumentError, KernelArgumentTypeError, set_validation_observer
-from canary_kernels.verify import launch_canary_verify_kernel
-from canary_kernels.write import launch_canary_write_kernel
+from canary_kernels.verify import launch_canary_verify_kernel, validate_canary_verify
+from canary_kernels.write import launch_canary_write_kernel, validate_canary_write
 
 __all__ = [
     "CHAIN_UNKNOWN",
@@ -79,4 +83,11 @@ __all__ = [
     "locate_word_change",
     "set_launch_observer",
     "set_validation_observer",
+    "validate_canary_verify",
+    "validate_canary_write",
+    "validate_plan",
+    "validate_plan_entries",
+    "validate_plan_offsets",
+    "validate_real_kv_source",
+    "validate_scatter",
 ]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from canary_kernels import (
     KernelArgumentError,
+    KernelArgumentTypeError,
     RealKvSource,
     VerifyPlan,
     WritePlan,
@@ -19,12 +20,13 @@ from canary_kernels import (
     launch_plan_entries_kernel,
     launch_plan_offsets_kernel,
     launch_scatter_req_token_ids_kernel,
+    set_launch_observer,
     set_validation_observer,
+    validate_plan_offsets,
+    validate_real_kv_source,
 )
-from canary_kernels.context import validate_real_kv_source
-from canary_kernels.launches import resolve_backend, set_launch_observer
-from canary_kernels.plan.offsets import validate_plan_offsets
-from canary_kernels.validation import ARGUMENTS, CHECKS, KERNELS, KernelArgumentTypeError, argument_label
+from canary_kernels.launches import resolve_backend
+from canary_kernels.validation import ARGUMENTS, CHECKS, KERNELS, argument_label
 
 from tests.kernels.contract import validation_cases as cases
 from tests.kernels.contract.cases import int64
