@@ -120,7 +120,7 @@ def _batches(layout: GroupLayout) -> list[_Batch]:
 
 @dataclass
 class HostDigest:
-    """Tables, keys and scratch of one layout, made once and used for every digest of the group. Not thread-safe."""
+    """Tables and keys of one layout, made once and used for every digest of the group. Not thread-safe."""
 
     layout: GroupLayout
     _batches: list[_Batch] = field(init=False)
@@ -147,6 +147,7 @@ class HostDigest:
                 region_bytes=None if region_bytes is None else region_bytes[start:end],
                 scheme=scheme,
             )
+        self._scratch = []  # not kept: groups would add up
 
     def _chunk(
         self,
