@@ -144,7 +144,7 @@ class Sender:
         self._ops.drain(lambda number, message: self._send(link, number, message))
         if now >= self._beat_at:
             self._beat_at = now + self._timing.beat_seconds
-            link.send(self._ops.stream.number, Beat())
+            link.send(self._ops.stream.number, Beat(engine_ns=self._ops.engine_ns))
 
     def _send(self, link: Link, number: int, message: StreamMessage) -> bool:
         try:

@@ -209,6 +209,10 @@ FAMILIES: tuple[Family, ...] = (
         "Seconds that bursts took; on a GPU from first to last kernel, waiting for the engine's time slices included.",
     ),
     _counter(
+        "canaryd_client_seconds_total",
+        "Seconds of the engine's threads that the client took.",
+    ),
+    _counter(
         "canaryd_kernel_launches_total",
         "Launches by kernel, without the self-test's. kernel: " + ", ".join(KERNELS) + ".",
         scope="worker",

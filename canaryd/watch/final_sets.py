@@ -76,7 +76,8 @@ class FinalSets:
         if row is None:
             self._counters.oddities[Oddity.UNKNOWN_ROW] += 1
             return
-        start = max(0, min(start, int(rows.page_count[row])))
+        # Pages that the row grew by in the same end are named by its writes, which are applied later.
+        start = max(0, min(start, MAX_POSITIONS))
         moved = self._known_pages(row, column(pages), int(rows.length[row]) - start * group.page_size, cause)
         before = rows.pages_of(row)[start:].copy()
         rows.replace_pages(row, start, moved)

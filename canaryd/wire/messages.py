@@ -8,7 +8,7 @@ Slots are numbered `page * page_size + offset` inside a group; pages are numbere
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -201,7 +201,12 @@ class Snapshot(_Record, tag="snapshot", tag_field="kind", frozen=True):
 
 
 class Beat(_Record, tag="beat", tag_field="kind", frozen=True):
-    """Liveness only; not numbered."""
+    """Liveness, and what the client costs; not numbered.
+
+    `engine_ns`: nanoseconds that the engine's threads spent in the client so far.
+    """
+
+    engine_ns: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 ToDaemon = Attach | Begin | End | Snapshot | Beat

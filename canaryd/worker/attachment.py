@@ -25,6 +25,8 @@ from canaryd.worker.pace import Pace, engine_loss
 from canaryd.worker.reports import finding_detail
 
 TAIL_GAP_SECONDS = 1.0
+CLIENT_COST_SECONDS = 1.0
+"""Span over which the client's cost is averaged."""
 _IDLE_SECONDS = 0.005
 """A second read that is due and cannot be planned yet is asked for again after this, not at once."""
 _MIN_STAMPS = 256
@@ -106,6 +108,8 @@ class Attachment:
         self._pace = Pace(tick=settings.tick, share=settings.busy_share)
         self._running: tuple[Burst, float] | None = None
         self._not_before = 0.0
+        self.client_seconds = 0.0
+        self._client_noted: tuple[float, float] | None = None
         self._beat_seq = 0
         self._applied_seq = 0
         self._behind_since: float | None = None
@@ -116,12 +120,27 @@ class Attachment:
         """One accepted frame."""
         if isinstance(message, Beat):
             self._beat_seq = seq
+            self._note_client_cost(message.engine_ns / 1e9, now)
             if seq > self._applied_seq and self._behind_since is None:
                 self._behind_since = now
             return
         self._applied_seq = seq
         self._behind_since = None
         self.watch.apply(seq, message, now)
+
+    def _note_client_cost(self, seconds: float, now: float) -> None:
+        """The client's time on the engine's threads, `seconds` in its whole life, counts in the engine's budget. A host
+        pool's budget is of a core, not of the engine."""
+        if self._client_noted is None:
+            self._client_noted = seconds, now
+        before, noted_at = self._client_noted
+        spent, since = max(0.0, seconds - before), now - noted_at
+        if since < CLIENT_COST_SECONDS:
+            return
+        if not self._on_host:
+            self._pace.client_takes(spent / since)
+        self.client_seconds += spent
+        self._client_noted = seconds, now
 
     def _look_for_a_lost_tail(self, now: float) -> None:
         """A message that was lost with none behind it leaves no hole in the numbers: beats go on naming its number, and

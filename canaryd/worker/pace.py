@@ -25,11 +25,12 @@ class Pace:
 
     Args:
         tick: seconds between bursts where the budget allows.
-        share: largest share (above 0, up to 1) of the time that bursts may take.
+        share: largest share (above 0, up to 1) of the time that bursts and client may take.
     """
 
     def __init__(self, *, tick: float, share: float) -> None:
         self._tick = tick
+        self._budget = share
         self._share = share
         self._next_tick = 0.0
         self._paid_until = 0.0
@@ -38,6 +39,11 @@ class Pace:
     def next_at(self) -> float:
         """When the next regular burst may start."""
         return max(self._next_tick, self._paid_until)
+
+    def client_takes(self, share: float) -> None:
+        """The client takes this share of the engine's time out of the same budget; half of it stays for bursts, or a
+        dear client would blind the watch."""
+        self._share = max(self._budget - share, self._budget / 2)
 
     def spent(self, started: float, busy: float) -> None:
         """A burst that started at `started` took `busy` seconds: it is paid for by the pause behind it."""

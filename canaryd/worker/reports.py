@@ -16,14 +16,15 @@ Unix = Callable[[float], float]
 """Turns the worker's clock into Unix time."""
 
 
-def counter_series(counters: Counters, busy_seconds: float) -> list[Series]:
-    """All counters of one watch, and the seconds its bursts took."""
+def counter_series(counters: Counters, busy_seconds: float, client_seconds: float) -> list[Series]:
+    """All counters of one watch, the seconds its bursts took, and those that its client took of the engine."""
     series = [
         Series("canaryd_suspects_total", (), counters.suspects),
         Series("canaryd_slots_stamped_total", (), counters.stamped),
         Series("canaryd_bytes_verified_total", (), counters.bytes_verified),
         Series("canaryd_engine_message_gaps_total", (), counters.gaps),
         Series("canaryd_gpu_busy_seconds_total", (), busy_seconds),
+        Series("canaryd_client_seconds_total", (), client_seconds),
     ]
     labelled: dict[str, Mapping[Any, int]] = {
         "canaryd_mismatches_total": counters.mismatches,

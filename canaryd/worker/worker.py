@@ -281,7 +281,7 @@ class Worker:
         self._send(
             Report(
                 session=session,
-                counters=counter_series(counters, attachment.busy_seconds),
+                counters=counter_series(counters, attachment.busy_seconds, attachment.client_seconds),
                 gauges=gauge_series(attachment.watch.report(now), _to_unix()),
                 distributions=distributions(counters),
             )

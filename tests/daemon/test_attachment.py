@@ -274,3 +274,11 @@ def test_explain_names_what_does_not_exist(bench: Bench) -> None:
     with pytest.raises(ValueError, match=str(PAGES * PAGE_SIZE)):
         attachment.explain("g", PAGES * PAGE_SIZE, bench.now)
     attachment.close()
+
+
+def test_the_clients_cost_since_the_attachment_is_counted(bench: Bench) -> None:
+    attachment = bench.open()
+    for elapsed, spent_ms in ((0.0, 7000), (0.6, 7004), (1.2, 7010), (1.3, 7011), (2.4, 7015)):
+        attachment.apply(0, Beat(engine_ns=spent_ms * 1_000_000), bench.now + elapsed)
+    assert attachment.client_seconds == pytest.approx(0.015)
+    attachment.close()

@@ -50,6 +50,17 @@ def test_a_second_read_between_ticks_is_paid_for() -> None:
     assert pace.next_at == pytest.approx(5.02 + 0.3)
 
 
+def test_the_client_counts_in_the_budget_but_never_blinds_the_watch() -> None:
+    pace = Pace(tick=0.1, share=0.01)
+    pace.client_takes(0.004)
+    pace.spent(0.0, 0.006)
+    assert pace.next_at == pytest.approx(1.0)
+    pace = Pace(tick=0.1, share=0.01)
+    pace.client_takes(0.5)
+    pace.spent(0.0, 0.005)
+    assert pace.next_at == pytest.approx(1.0)
+
+
 def test_a_burst_that_waits_for_its_slice_costs_the_engine_one_slice() -> None:
     waited = engine_loss(launches=1, bytes_read=1 << 20, busy=0.02)
     assert SLICE_SECONDS < waited < 2 * SLICE_SECONDS

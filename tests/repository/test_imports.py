@@ -40,7 +40,18 @@ def modules_under(package: str) -> list[str]:
     return sorted(".".join(file.parts).removesuffix(".__init__") for file in files)
 
 
-SUPERVISOR = ["cli", "serve", "http", "metrics.collector", "metrics.catalog", "control.channel", "findings", "config", "status", "logs"]
+SUPERVISOR = [
+    "cli",
+    "serve",
+    "http",
+    "metrics.collector",
+    "metrics.catalog",
+    "control.channel",
+    "findings",
+    "config",
+    "status",
+    "logs",
+]
 
 
 def test_supervisor_loads_nothing_heavy() -> None:

@@ -49,9 +49,9 @@ def test_round_trip_to_engine(message: ToEngine) -> None:
 
 
 def test_header_bytes_are_pinned() -> None:
-    header, body = encode(SESSION, 0x0102030405060708, Beat())
+    header, body = encode(SESSION, 0x0102030405060708, WhoAreYou())
     assert header == b"CNRY" + b"\x01\x00" + b"\x00\x00" + SESSION + b"\x08\x07\x06\x05\x04\x03\x02\x01"
-    assert body == b"\x81\xa4kind\xa4beat"
+    assert body == b"\x81\xa4kind\xabwho_are_you"
 
 
 @pytest.mark.parametrize(
