@@ -28,7 +28,7 @@ from wire_examples import (
 from canaryd.errors import MalformedFrame, OversizedFrame, UnknownVersion, WireError
 from canaryd.wire import limits
 from canaryd.wire.framing import decode_to_daemon, decode_to_engine, encode, parse_header
-from canaryd.wire.messages import Attached, Beat, Copies, End, PageSet, Remap, Snapshot, ToDaemon, ToEngine
+from canaryd.wire.messages import Attached, Copies, End, PageSet, Remap, Snapshot, ToDaemon, ToEngine, WhoAreYou
 from canaryd.wire.validate import validate
 
 change = msgspec.structs.replace
