@@ -77,7 +77,7 @@ class FinalSets:
             self._counters.oddities[Oddity.UNKNOWN_ROW] += 1
             return
         # Pages that the row grew by in the same end are named by its writes, which are applied later.
-        start = max(0, min(start, MAX_POSITIONS))
+        start = max(0, min(start, MAX_POSITIONS // group.page_size if pages else int(rows.page_count[row])))
         moved = self._known_pages(row, column(pages), int(rows.length[row]) - start * group.page_size, cause)
         before = rows.pages_of(row)[start:].copy()
         rows.replace_pages(row, start, moved)

@@ -144,8 +144,8 @@ class Rows:
     # --- pages --------------------------------------------------------------------------------------------------------
 
     def replace_pages(self, row: int, start: int, pages: I64) -> None:
-        """The page list from index `start` on becomes `pages` [p] (each in range or `HOLE`). A list that is shorter than
-        `start` has holes up to there."""
+        """The page list from index `start` on becomes `pages` [p] (each in range or `HOLE`). A list that is shorter has
+        holes up to `start`."""
         self._release_pages(row, min(start, int(self.page_count[row])))
         self.page_lists.ensure(np.array([row]), np.array([start + pages.size]))
         first = int(self.page_lists.offset[row]) + start

@@ -112,6 +112,33 @@ def test_a_block_completed_and_given_back_in_the_same_end_leaves_the_row_where_i
     assert bench.watch.explain(0, 8, bench.now).rows == 2
 
 
+@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("known", range(3))
+def test_a_row_that_grows_and_moves_in_one_end_is_moved_where_it_grew(index: int, known: int) -> None:
+    """The page that it moved away from is free, and is its own next one."""
+    ids = list(range(20, 36))
+    bench = Bench()
+    bench.op(opened=[opened("a", ids=ids)], writes=[writes(("a", range(16), ids, range(16, 32)))])
+    grown = [8, 9, 10, 11]
+    slots = [page * 4 + offset for page in grown for offset in range(4)]
+    first = 4 * min(known, index)
+    if known:
+        bench.op(opened=[opened("b", ids=ids)], writes=[writes(("b", range(first), ids[:first], slots[:first]))])
+    moved = [*grown[:index], 4 + index, *grown[index + 1 :]]
+    bench.op(
+        opened=[] if known else [opened("b", ids=ids)],
+        remaps=[remap("b", index, moved[index:])],
+        writes=[writes(("b", range(first, 16), ids[first:], slots[first:]))],
+        freed=[pages(grown[index])],
+    )
+    bench.op(writes=[writes(("b", range(16, 20), range(4), range(4 * grown[index], 4 * grown[index] + 4)))])
+    bench.tick(60)
+    assert bench.findings == []
+    bench.flip(4 * (4 + index))
+    bench.tick(60)
+    assert [f.check for f in bench.findings] == ["content"]
+
+
 def test_a_page_that_changes_hands_among_the_rows_of_one_end_is_legal() -> None:
     bench = bench_with_row()
     bench.op(opened=[opened("b", ids=A[:4])], writes=[writes(("b", range(4), A[:4], range(16, 20)))])
