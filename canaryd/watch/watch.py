@@ -107,9 +107,11 @@ class Watch:
         self._resync_asked_at = now
 
     def _forget(self) -> None:
-        if self._outstanding is not None:
+        lost = [*self._provisional]
+        if self._outstanding is not None and not self._outstanding.dropped:
             self._outstanding.dropped = True
-        for burst in [*self._provisional, *([self._outstanding] if self._outstanding else [])]:
+            lost.append(self._outstanding)
+        for burst in lost:
             for part in burst.parts:
                 self.counters.stamps_dropped[StampDrop.GAP] += int(part.stamps.slots.size) if part.stamps else 0
         self._provisional.clear()
@@ -133,6 +135,8 @@ class Watch:
             # Ops of a snapshot began before everything that can still be announced.
             for begin in message.open_ops:
                 self._begin(begin, now, 0)
+            if self._in_gap:
+                return  # more open ops than can be remembered
             adopt_snapshot(message, self._groups, self._sets, counters=self.counters, cause=cause, why=self._cause)
         except MalformedSets:
             self.counters.oddities[Oddity.BAD_COLUMN] += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from canaryd.watch.burst import BurstResult
+from canaryd.watch.policy import Policy
 from canaryd.watch.runs import expand_runs
 from canaryd.wire.messages import Begin, End, Snapshot
 from tests.watch.harness import Bench, copies, group_spec, opened, pages, remap, writes
@@ -157,6 +158,32 @@ def test_ops_of_a_snapshot_hold_results_back_until_they_end() -> None:
     assert [bench.state(slot) for slot in (8, 9, 12)] == ["settled"] * 3
     bench.tick(60)
     assert bench.findings == []
+
+
+def test_a_burst_that_two_gaps_drop_is_counted_once() -> None:
+    bench = bench_with_row()
+    bench.op(writes=[writes(("a", [3], [8], [11]))])
+    bench.now += 0.1
+    assert bench.watch.next_burst(bench.now) is not None
+    for _ in range(2):
+        lose_a_message(bench)
+        bench.send(snapshot(rows=[opened("a", [2], 4, [*IDS, 8])]))
+    assert bench.watch.counters.stamps_dropped["gap"] == 1
+
+
+def test_a_snapshot_with_too_many_open_ops_leaves_nothing_behind() -> None:
+    bench = Bench(policy=Policy(max_open_ops=2), snapshot=False)
+    bench.watch.take_resync()
+    bench.send(snapshot(rows=[opened("gone", [2], 3, IDS)], open_ops=[Begin(op=op) for op in range(3)]))
+    assert bench.watch.take_resync() == "gap"
+    assert bench.watch.report(bench.now).in_gap
+    bench.send(snapshot(rows=[opened("a", [2], 3, [7, 6, 5])]))
+    report = bench.watch.report(bench.now)
+    assert (report.open_rows, report.open_ops, report.in_gap) == (1, 0, False)
+    bench.op(writes=[writes(("a", [3], [8], [11]))])
+    bench.tick(60)
+    assert bench.collect() == []
+    assert bench.state(11) == "settled"
 
 
 def test_a_snapshot_that_nobody_asked_for_doubts_everything() -> None:
