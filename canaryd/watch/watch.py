@@ -102,6 +102,10 @@ class Watch:
             self.counters.gaps += 1
             self._cause = Rebless.GAP
             self._forget()
+        elif self._resync_asked_at is not None:
+            # A snapshot is on its way, or was lost too: each costs the engine, so the next is asked for in its time.
+            self._ask_again(now)
+            return
         self._in_gap = True
         self._resync = self._cause.value
         self._resync_asked_at = now

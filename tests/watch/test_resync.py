@@ -160,6 +160,23 @@ def test_ops_of_a_snapshot_hold_results_back_until_they_end() -> None:
     assert bench.findings == []
 
 
+def test_further_losses_in_a_gap_ask_for_no_further_snapshot_before_its_time() -> None:
+    bench = bench_with_row()
+    lose_a_message(bench)
+    asked = []
+    for _ in range(120):
+        bench.now += 0.1
+        bench.seq += 1
+        bench.end(bench.begin())
+        bench.watch.next_burst(bench.now)
+        asked.append(bench.watch.take_resync())
+    assert asked.count("gap") == 2
+    assert bench.watch.counters.gaps == 1
+    bench.send(snapshot(rows=[opened("a", [2], 3, IDS)]))
+    assert not bench.watch.report(bench.now).in_gap
+    lose_a_message(bench)
+
+
 def test_a_burst_that_two_gaps_drop_is_counted_once() -> None:
     bench = bench_with_row()
     bench.op(writes=[writes(("a", [3], [8], [11]))])
