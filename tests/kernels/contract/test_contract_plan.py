@@ -70,7 +70,9 @@ def draw_batch(rng: random.Random, *, wild: bool) -> Batch:
     bs = rng.choice((0, 1, 3, 8, 33))
     max_reqs, width = rng.randrange(1, 12), rng.randrange(1, 20)
     mapping = [rng.choice((rng.randrange(60), -1, 1 << 50)) for _ in range(100)] if rng.random() < 0.6 else None
-    table = [[rng.choice((rng.randrange(100), -1, -(1 << 31), 100, 150)) for _ in range(width)] for _ in range(max_reqs)]
+    table = [
+        [rng.choice((rng.randrange(100), -1, -(1 << 31), 100, 150)) for _ in range(width)] for _ in range(max_reqs)
+    ]
     rows = [rng.randrange(max_reqs) for _ in range(bs)]
     prefixes = [rng.randrange(-1, width + 3) for _ in range(bs)]
     extends = [rng.randrange(-2, 6) for _ in range(bs)]

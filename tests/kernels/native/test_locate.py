@@ -50,10 +50,13 @@ def test_two_changed_words_are_not_mislocated(generator):
         assert locate_word_change(group, slot, stored_digest=stored[0], stored_sum=stored[1]) is None
 
 
-def test_an_unchanged_slot_has_no_change(generator):
-    group = layout("mixed", generator)
-    stored = oracle.digest(group, 4)
-    assert locate_word_change(group, 4, stored_digest=stored[0], stored_sum=stored[1]) is None
+@pytest.mark.parametrize("name", ["mixed", "tiny"])
+def test_an_unchanged_slot_has_no_change(name, generator):
+    """Not even a slot of one word, of which that word fits."""
+    group = layout(name, generator)
+    last = group.num_slots - 1
+    stored = oracle.digest(group, last)
+    assert locate_word_change(group, last, stored_digest=stored[0], stored_sum=stored[1]) is None
 
 
 def test_a_slot_outside_the_group_is_refused(generator):
