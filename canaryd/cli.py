@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser(
         "status",
         help="ask a running daemon how things stand",
-        description="Status 0: ok, 1: degraded, 2: corruption stands, 3: no daemon answers.",
+        description="Status 0: ok, 1: degraded, 2: corruption stands, 3: no daemon answers or could be asked.",
     )
     status.add_argument("--url", help="the daemon's address (default: from the configuration)")
     status.add_argument("--json", action="store_true", help="print the whole status document")
@@ -129,9 +129,14 @@ def _address(options: argparse.Namespace) -> str:
 
 
 def _status(options: argparse.Namespace) -> int:
-    address = _address(options)
-    if not address.startswith(("http://", "https://")):
-        raise ConfigError(f"--url must begin with http:// or https://, got {address!r}")
+    try:
+        address = _address(options)
+        if not address.startswith(("http://", "https://")):
+            raise ConfigError(f"--url must begin with http:// or https://, got {address!r}")
+    except ConfigError as error:
+        # not status 2: for whoever reads the status that means corruption
+        sys.stderr.write(f"canaryd: configuration error, no daemon was asked:\n{error}\n")
+        return _UNREACHABLE
     try:
         with urllib.request.urlopen(f"{address}/status", timeout=5) as answer:  # noqa: S310 (http only, see above)
             document = json.load(answer)
@@ -152,8 +157,10 @@ def _print_status(document: dict[str, Any]) -> None:
         print(
             f"engine:  {engine['engine']} on {engine['gpu_uuid']}: {engine['state']}, "
             f"{slots.get('settled', 0)} slots settled, {engine['slots_verified']} comparisons, "
-            f"{sum(engine['mismatches'].values())} mismatches"
+            f"mismatches: {sum(engine['mismatches'].values())}"
         )
+        if engine["state"] == "refused":
+            print(f"         {engine['refusal']}")
     for finding in document["findings"]:
         detail = finding["detail"]
         print(
@@ -165,7 +172,11 @@ def _print_status(document: dict[str, Any]) -> None:
 def _selftest(options: argparse.Namespace) -> int:
     from canaryd.backend.selftest import run_and_print
 
-    return EXIT_OK if run_and_print(options.device) else EXIT_FAILED
+    try:
+        return EXIT_OK if run_and_print(options.device) else EXIT_FAILED
+    except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without CUDA
+        sys.stderr.write(f"canaryd: the device {options.device!r} cannot be used here: {str(error).splitlines()[0]}\n")
+        return EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -333,6 +333,8 @@ def _explain(
             lines[key] = f"{name} ({where}): unknown key.{_near(name, known + sections)}"
         elif key in legal:
             value = _lookup(document, key)
+            if value is None and key not in origins:
+                value, where = item["input"], "the default, which another key contradicts"
             lines.setdefault(key, f"{name} ({where}): {value!r} is not legal; it must be {legal[key]}.")
         else:
             names = ", ".join(".".join(each) for each in legal if each[: len(key)] == key)

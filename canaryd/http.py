@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET6, socket
+from socket import AF_INET6, SO_REUSEADDR, SOL_SOCKET, socket
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -119,6 +119,8 @@ class _Server(ThreadingHTTPServer):
         super().__init__((config.host, config.port), handler)
 
     def server_bind(self) -> None:
+        # without it the port stays busy for a minute after a restart, for the sake of connections that are long over
+        self.socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
         # the base class looks up the host's name, which may take seconds without a name server
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()

@@ -153,7 +153,7 @@ def _verdict(
     if open_count:
         return (
             "corrupt",
-            f"{open_count} confirmed corruptions of the KV cache stand: replies that used these slots may be wrong.",
+            f"{open_count} findings of KV-cache corruption stand: replies that used these slots may be wrong.",
             "Drain and restart the affected engine; keep findings.jsonl for the report.",
         )
     troubles = [f"{each.engine} on {each.gpu_uuid} is {each.state}" for each in engines if each.state != "attached"]

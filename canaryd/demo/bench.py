@@ -293,7 +293,7 @@ class Bench:
             for fence in [fence for fence in self._fences if fence.requests & doomed]:
                 self.take_back(fence)
             for request_id in doomed:
-                self._end_request(request_id)
+                self.end_request(request_id)
 
         def forget() -> None:
             for group, page in pages:
@@ -303,7 +303,14 @@ class Bench:
         self.between_steps(lambda: None)
         self.between_steps(forget)
 
-    def _end_request(self, request_id: str) -> None:
+    def fresh_pages(self, group: Group) -> list[int]:
+        """One free page of the group, or none if the pool is full. On the engine's thread."""
+        pool = self.cache.pool
+        if not pool.count_free_blocks(group.number) and pool.num_free_sectors:
+            pool.allocate_sector(group.number)
+        return list(pool.get_free_blocks(group.number, min(1, pool.count_free_blocks(group.number))))
+
+    def end_request(self, request_id: str) -> None:
         """End a request before its time. On the engine's thread."""
         scheduler = self.processor.scheduler
         state = scheduler.active_requests.get(request_id)

@@ -9,14 +9,18 @@ from typing import Any
 
 from canaryd.demo.scoring import ClassTally, Score
 
-_COLUMNS = ("class", "injected", "detected", "missed", "unguarded", "p50 s", "max s")
+_COLUMNS = ("class", "injected", "settled", "detected", "missed", "unguarded", "p50 s", "max s")
+LEGEND = """\
+injected: all faults; settled: those on slots whose stamp was final, which must all be detected; unguarded: the
+others, and those that the engine overwrote or freed before they were read; p50 s, max s: seconds to detect."""
 _LINE_SECONDS = 5.0
 
 
 def _cells(name: str, tally: ClassTally) -> list[str]:
     document = tally.document()
     seconds = ["-" if document[key] is None else f"{document[key]:.2f}" for key in ("seconds_p50", "seconds_max")]
-    return [name, *(str(document[key]) for key in ("injected", "detected", "missed", "unguarded")), *seconds]
+    counts = [tally.injected + tally.unguarded, tally.injected, tally.detected, tally.missed, tally.unguarded]
+    return [name, *map(str, counts), *seconds]
 
 
 def _total(tallies: dict[str, ClassTally]) -> ClassTally:
@@ -31,7 +35,7 @@ def _total(tallies: dict[str, ClassTally]) -> ClassTally:
 
 
 def table_lines(score: Score) -> list[str]:
-    """The result as text; `injected` counts faults on settled slots."""
+    """The result as text, with what its columns mean."""
     tallies = score.tallies()
     rows = [list(_COLUMNS), *(_cells(name, tally) for name, tally in tallies.items())]
     rows.append(_cells("total", _total(tallies)))
@@ -42,6 +46,7 @@ def table_lines(score: Score) -> list[str]:
         lines.append("  ".join(cells))
         if number in (0, len(rows) - 2):
             lines.append("  ".join("-" * width for width in widths))
+    lines += LEGEND.splitlines()
     lines.append(f"false alarms: {len(score.false_alarms)}")
     return lines
 
@@ -90,7 +95,7 @@ class Display:
             print(
                 f"{elapsed:5.0f} s  {status}: {total.injected} on settled slots, {total.detected} detected, "
                 f"{total.missed} missed, {total.unguarded} unguarded, {len(self._score.waiting)} waiting, "
-                f"{len(self._score.false_alarms)} unexplained",
+                f"{len(self._score.false_alarms)} findings unexplained",
                 flush=True,
             )
 

@@ -18,7 +18,7 @@ from typing import Any
 from canaryd.demo.classes import classes_for
 from canaryd.demo.conductor import Conductor
 from canaryd.demo.daemon import DaemonPages, slots_in_file, wait_for_port
-from canaryd.demo.display import Display, table_lines
+from canaryd.demo.display import LEGEND, Display, table_lines
 from canaryd.demo.processes import Child, ChildFailed
 from canaryd.demo.scoring import Score
 
@@ -34,7 +34,7 @@ _LONGEST_PARENT = 50
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo. Status 0: every fault on a settled slot was found, every class had one, nothing was false."""
-    options = _parser().parse_args(argv)
+    options = _options(argv)
     signal.signal(signal.SIGTERM, _on_sigterm)
     folder = _folder()
     demo = Demo(options, folder)
@@ -71,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="canaryd demo",
         description="A real engine, the daemon beside it, faults injected from the engine's side of memory.",
+        epilog=f"{LEGEND}\nStatus 0: every fault on a settled slot was detected, of each class at least one, and "
+        "nothing else was raised. 1: not so, or something failed. 2: the options are wrong.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seed", type=int, default=1, help="of models, prompts and faults (default: %(default)s)")
     parser.add_argument("--duration", type=float, default=35.0, help="seconds of injecting (default: %(default)s)")
@@ -85,12 +88,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    """What can be known to fail is said before anything is started."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.mode == "async" and options.device != "cuda":
+        parser.error("--mode async needs --device cuda")
+    if options.duration <= 0:
+        parser.error(f"--duration must be above 0, got {options.duration}")
+    if not 0 <= options.port <= 65535:
+        parser.error(f"--port must be between 0 and 65535, got {options.port}")
+    if options.json is not None and not options.json.resolve().parent.is_dir():
+        parser.error(f"--json: there is no folder {options.json.resolve().parent}")
+    return options
+
+
 class Demo:
     """One run. `stop` ends all that was started."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        if options.mode == "async" and options.device != "cuda":
-            raise SystemExit("canaryd demo: --mode async needs --device cuda")
         self._options = options
         self._folder = folder
         self._state_dir = folder / "state"
@@ -254,10 +270,12 @@ class Demo:
             self._children.pop().stop()
 
     def show_logs(self) -> None:
-        """The ends of the children's logs, and where they are."""
+        """The first error in each child's log and the log's end, and where it is."""
         for log in sorted(self._folder.glob("*.log")):
             print(f"--- {log}", flush=True)
-            print("\n".join(log.read_text(errors="replace").splitlines()[-25:]), flush=True)
+            lines = log.read_text(errors="replace").splitlines()
+            first = next((number for number, line in enumerate(lines) if line.startswith("Traceback")), len(lines))
+            print("\n".join([*lines[:-25][first : first + 30], *lines[-25:]]), flush=True)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,8 @@ def test_one_daemon_per_directory_and_status(folder: Folder) -> None:
         assert daemon.stop() == 0
     gone = run(folder, "status", "--url", f"http://127.0.0.1:{daemon.port}")
     assert (gone.returncode, "no daemon answers" in gone.stderr) == (3, True)
+    unasked = run(folder, "status", WATCH__TICK="x")
+    assert (unasked.returncode, "watch.tick" in unasked.stderr) == (3, True)
 
 
 def test_config_prints_what_is_in_force(folder: Folder) -> None:

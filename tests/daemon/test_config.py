@@ -73,7 +73,10 @@ def test_variables_override(variable: str, value: str, read: object, tmp_path: P
         ("http: 9", ["http", "9", "http.port"]),
         ("watch: {tick: .nan}", ["watch.tick", "nan", "0.01 to 10"]),
         ("watch: {tick: 0}", ["watch.tick", "0", "0.01 to 10"]),
-        ("watch: {max_age_live: 90}", ["watch.max_age_idle", "not below watch.max_age_live"]),
+        (
+            "watch: {max_age_live: 90}",
+            ["watch.max_age_idle", "60.0", "the default", "not below watch.max_age_live"],
+        ),
         ("watch: {bytes_per_burst: 5 apples}", ["watch.bytes_per_burst", "5 apples", "64 KiB"]),
         ("socket_dir: run", ["socket_dir", "run", "absolute"]),
         ("socket_dir: /" + "x" * 100, ["socket_dir", "90 bytes"]),

@@ -161,6 +161,15 @@ def test_a_busy_port_is_named(server: HttpServer, state: State) -> None:
         HttpServer(HttpConfig(host="no-such-address.invalid"), pages(state))
 
 
+def test_a_port_is_free_again_at_once(state: State) -> None:
+    first = HttpServer(HttpConfig(port=0), pages(state))
+    first.start()
+    assert get(first, "/healthz")[0] == 200  # the server hangs up first, so that its end waits in TIME-WAIT
+    first.close()
+    second = HttpServer(HttpConfig(port=first.port), pages(state))
+    second.close()
+
+
 def test_an_ipv6_address(state: State) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")

@@ -159,13 +159,14 @@ def shared_page(bench: Bench) -> Injection:
         raise NoTarget("no request with a page half full")
 
     owner, thief, table, page = bench.between_steps(pick)
-    scheduler = bench.processor.scheduler
 
     def back() -> None:
         if page in table and page in group.allocator.block_table.get(owner, ()):
-            table.remove(page)
-        scheduler.set_request_cancellation(thief)
-        scheduler.set_request_cancellation(owner)
+            at = table.index(page)
+            # a page of its own in the same place: what follows keeps its positions until the request has ended
+            table[at : at + 1] = bench.fresh_pages(group)
+        bench.end_request(thief)
+        bench.end_request(owner)
 
     injection = _table_fault(bench, group, [page], lambda: table.append(page), Fence(frozenset({owner, thief}), back))
     injection.witness = []  # the other's writes raise the generation and are legal: who holds the page is the fault
