@@ -7,12 +7,13 @@ little-endian int64 as bytes. They are copied when the call is made, so the engi
 from __future__ import annotations
 
 import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from canaryd.wire.messages import Copies, PageSet, Remap, RowOpen, Writes
 
+T = TypeVar("T")
 Ints = bytes | bytearray | memoryview | Iterable[int]
 
 
@@ -58,7 +59,9 @@ def _from_array(values: Any, code: str) -> bytes:
 class Final:
     """The facts of one op, in the order in which the daemon applies them.
 
-    Fill it with the methods below, or give wire structs whose columns are bytes.
+    Fill it with the methods below, or give wire structs whose columns are bytes. The methods raise nothing into the
+    engine: what cannot be told is kept as `problem`, and the client, which can no longer tell the truth, turns itself
+    off at the op's end.
     """
 
     closed: list[str] = field(default_factory=list)
@@ -68,6 +71,13 @@ class Final:
     writes: list[Writes] = field(default_factory=list)
     copies: list[Copies] = field(default_factory=list)
     freed: list[PageSet] = field(default_factory=list)
+    problem: Exception | None = None
+
+    def _tell(self, facts: list[T], make: Callable[[], T]) -> None:
+        try:
+            facts.append(make())
+        except Exception as error:  # noqa: BLE001 - the promise to the engine; the client counts and logs it
+            self.problem = self.problem or error
 
     def close(self, row: str) -> None:
         """The row has ended, in every group."""
@@ -75,38 +85,42 @@ class Final:
 
     def open(self, row: str, group: int, pages: Ints, length: int, *, namespace: int = 0, ids: Ints = b"") -> None:
         """A row opens in `group`: `pages` in row order, `length` tokens already in the pool, `ids` known from 0 on."""
-        self.opened.append(row_open(row, group, pages, length, namespace=namespace, ids=ids))
+        self._tell(self.opened, lambda: row_open(row, group, pages, length, namespace=namespace, ids=ids))
 
     def remap(self, row: str, group: int, start: int, pages: Ints) -> None:
         """From page index `start` on the row's page list is replaced by `pages`."""
-        self.remaps.append(Remap(row=row, group=group, start=start, pages=column(pages)))
+        self._tell(self.remaps, lambda: Remap(row=row, group=group, start=start, pages=column(pages)))
 
     def void(self, group: int, pages: Ints) -> None:
         """Pages handed out or zeroed: their content is undefined until it is written."""
-        self.voids.append(PageSet(group=group, pages=column(pages)))
+        self._tell(self.voids, lambda: page_set(group, pages))
 
     def write(  # noqa: PLR0917 - the order is that of the wire's `Writes`
         self, group: int, rows: list[str], counts: Ints, positions: Ints, tokens: Ints, slots: Ints
     ) -> None:
         """Tokens written: `counts[i]` consecutive entries of the columns belong to `rows[i]`."""
-        self.writes.append(
-            Writes(
+        self._tell(
+            self.writes,
+            lambda: Writes(
                 group=group,
                 rows=list(rows),
                 counts=column(counts),
                 positions=column(positions),
                 tokens=column(tokens),
                 slots=column(slots),
-            )
+            ),
         )
 
     def copy(self, group: int, sources: Ints, destinations: Ints) -> None:
         """Slots copied inside one group, all of its regions."""
-        self.copies.append(Copies(group=group, sources=column(sources), destinations=column(destinations)))
+        self._tell(
+            self.copies,
+            lambda: Copies(group=group, sources=column(sources), destinations=column(destinations)),
+        )
 
     def free(self, group: int, pages: Ints) -> None:
         """Pages returned to the engine's allocator."""
-        self.freed.append(PageSet(group=group, pages=column(pages)))
+        self._tell(self.freed, lambda: page_set(group, pages))
 
 
 @dataclass(kw_only=True)

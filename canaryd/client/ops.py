@@ -249,6 +249,8 @@ def _end_message(op: int, status: Status, final: Final | None) -> tuple[End, int
     size = _MESSAGE_BYTES
     # on the engine's thread, once per step, with most lists empty: each list is touched only if it holds something
     facts: dict[str, list[Any]] = {}
+    if final.problem is not None:
+        raise final.problem
     if final.closed:
         facts["closed"] = list(final.closed)
     if final.opened:

@@ -83,3 +83,22 @@ def test_buffers_are_copied_at_the_call() -> None:
     final.write(0, ["r"], [2], slots, slots, slots)
     slots[:] = 9
     assert final.writes[0].slots == column([1, 2])
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [
+        lambda final: final.write(0, ["r"], [2], [0, 1], None, [3, 4]),
+        lambda final: final.write(0, None, [2], [0, 1], [5, 6], [3, 4]),
+        lambda final: final.open("r", 0, [1 << 70], 0),
+        lambda final: final.remap("r", 0, 0, [1.5]),
+        lambda final: final.void(0, b"1234567"),
+        lambda final: final.copy(0, [1], "x"),
+        lambda final: final.free(0, None),
+    ],
+)
+def test_what_cannot_be_told_is_kept_and_not_raised(tell: Any) -> None:
+    final = Final()
+    tell(final)
+    assert isinstance(final.problem, TypeError | ValueError | OverflowError)
+    assert not any((final.writes, final.opened, final.remaps, final.voids, final.copies, final.freed))

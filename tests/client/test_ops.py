@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -223,6 +223,12 @@ def test_provider_that_calls_back_does_not_deadlock(page: AnnouncePage) -> None:
     assert len(engine.take()) == 3
 
 
+def told(tell: Callable[[Final], None]) -> Final:
+    final = Final()
+    tell(final)
+    return final
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [
@@ -231,6 +237,7 @@ def test_provider_that_calls_back_does_not_deadlock(page: AnnouncePage) -> None:
         (lambda ops, op: ops.end(op + 1, "done", None), ValueError),
         (lambda ops, op: ops.end(op, "finished", None), ValueError),
         (lambda ops, op: ops.end(op, "done", 3), AttributeError),
+        (lambda ops, op: ops.end(op, "done", told(lambda final: final.free(0, None))), TypeError),
         (lambda ops, op: ops.end_after(op, 3, "done", None), TypeError),
         (lambda ops, op: ops.end_after(99, [], "done", None), ValueError),
     ],
