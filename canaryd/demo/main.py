@@ -25,6 +25,8 @@ from canaryd.demo.scoring import Score
 ENGINE_NAME = "demo"
 MAX_AGE_LIVE = 1.0
 MAX_AGE_IDLE = 2.0
+MAX_ENGINE_LOSS = 0.05
+"""Ten times the default: the demo's requests live for a second or two, and must be stamped well within."""
 VERDICT_SECONDS = 4 * MAX_AGE_IDLE + 2.0
 """Within which a fault on a settled slot must be found: some promised ages, on a busy machine."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -163,6 +165,7 @@ class Demo:
                 "CANARYD_HTTP__PORT": str(options.port),
                 "CANARYD_WATCH__MAX_AGE_LIVE": str(MAX_AGE_LIVE),
                 "CANARYD_WATCH__MAX_AGE_IDLE": str(MAX_AGE_IDLE),
+                "CANARYD_WATCH__MAX_ENGINE_LOSS": str(MAX_ENGINE_LOSS),
                 "CANARYD_WORKERS__HOST": "on" if options.device == "cpu" else "off",
                 "CANARYD_WORKERS__GPUS": "off" if options.device == "cpu" else "auto",
             }
