@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 import torch
@@ -46,9 +47,10 @@ def batching_config(**changes: Any) -> ContinuousBatchingConfig:
         "max_batch_tokens": 256,
         "use_cuda_graph": False,
         "use_async_batching": False,
-        "auto_switch_to_flash": False,
         "max_memory_percent": 0.5,
     }
+    if "auto_switch_to_flash" in {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}:
+        settings["auto_switch_to_flash"] = False  # newer versions may look for kernels on a hub
     return ContinuousBatchingConfig(**(settings | changes))
 
 
