@@ -159,7 +159,9 @@ class _Trial:
         }
         self._layout = GroupLayout(
             regions=tuple(
-                Region(memory=self._memory, offset=number * region_bytes, **(heads if number == 1 else flat))
+                Region(
+                    memory=self._memory, offset=number * region_bytes, dtype=None, **(heads if number == 1 else flat)
+                )
                 for number in range(self._regions)
             ),
             num_pages=_PAGES,

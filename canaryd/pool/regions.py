@@ -55,6 +55,7 @@ def _layout(group: GroupSpec, tensors: Sequence[torch.Tensor], scheme: str | Non
                 piece_bytes=region.piece_bytes,
                 pieces=region.pieces,
                 piece_stride=region.piece_stride,
+                dtype=region.dtype,
             )
             for region in group.regions
         ),

@@ -24,6 +24,7 @@ from canary_kernels.launches import Backend, set_launch_observer
 from canary_kernels.layout import GroupLayout, Region
 from canary_kernels.links import LINK_FIELDS, launch_links
 from canary_kernels.locate import WordChange, locate_word_change
+from canary_kernels.nonfinite import NONFINITE_RULES, NonfiniteRule
 from canary_kernels.plan import (
     launch_canary_plan_kernels,
     launch_plan_entries_kernel,
@@ -44,6 +45,7 @@ __all__ = [
     "CHAIN_UNKNOWN",
     "COMPARE_FIELDS",
     "LINK_FIELDS",
+    "NONFINITE_RULES",
     "OUT_OF_RANGE_SLOT",
     "SCHEMES",
     "STAMPED",
@@ -57,6 +59,7 @@ __all__ = [
     "Items",
     "KernelArgumentError",
     "KernelArgumentTypeError",
+    "NonfiniteRule",
     "RealKvHashMode",
     "RealKvSource",
     "Region",

@@ -12,7 +12,7 @@ from canary_kernels.launches import Backend, device_guard, record_launch, resolv
 from canary_kernels.layout import GroupLayout
 from canary_kernels.reference.digest import HostDigest
 from canary_kernels.scheme import Scheme
-from canary_kernels.validation import fail, require_device, require_length
+from canary_kernels.validation import fail, require_contiguous, require_device, require_dtype, require_length
 
 if TYPE_CHECKING:
     from canary_kernels.device.digest import DeviceDigest
@@ -65,12 +65,15 @@ def launch_digest(
     digests_out: torch.Tensor,
     sums_out: torch.Tensor,
     region_bytes_out: torch.Tensor | None = None,
+    nonfinite_out: torch.Tensor | None = None,
     backend: Backend | None = None,
 ) -> None:
     """Reads every region of `slots` [n] and fills digests_out [n] and sums_out [n] (all int64).
 
     region_bytes_out: uint8 [n, R] or None; the top 8 bits of each region's share of the digest (native) or of the
-    region's fold (sglang). A slot outside [0, num_slots) is never dereferenced; its outputs are 0.
+    region's fold (sglang). nonfinite_out: uint8 [n] or None; 1 where any element of the slot is NaN or infinite, by the
+    dtypes of the regions (`canary_kernels.nonfinite`), else 0. A slot outside [0, num_slots) is never dereferenced; its
+    outputs are 0.
 
     Raises:
         KernelArgumentError: an argument has a wrong dtype, shape or device.
@@ -87,11 +90,19 @@ def launch_digest(
         check_table("digest", "region_bytes_out", region_bytes_out, len(table.layout.regions), torch.uint8)
         require_length("digest", region_bytes_out[:, 0], "region_bytes_out", n)
         require_device("digest", [(region_bytes_out, "region_bytes_out")], memory, "layout")
+    if nonfinite_out is not None:
+        require_contiguous("digest", nonfinite_out, "nonfinite_out")
+        require_dtype("digest", nonfinite_out, "nonfinite_out", torch.uint8)
+        require_length("digest", nonfinite_out, "nonfinite_out", n)
+        require_device("digest", [(nonfinite_out, "nonfinite_out")], memory, "layout")
+    chosen = resolve_backend("digest", backend, memory)
+    if nonfinite_out is not None and chosen == "triton":
+        fail("digest", "nonfinite_out", "forbidden", "nonfinite_out must be None: the kernel does not scan yet")
     if n == 0:
         return
-    if resolve_backend("digest", backend, memory) == "triton":
+    if chosen == "triton":
         with device_guard(memory):
             table.device()(slots, digests_out, sums_out, region_bytes_out, table.scheme)
     else:
-        table.host()(slots, digests_out, sums_out, region_bytes_out, table.scheme)
+        table.host()(slots, digests_out, sums_out, region_bytes_out, table.scheme, nonfinite_out)
     record_launch("digest")

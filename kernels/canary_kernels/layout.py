@@ -19,6 +19,8 @@ class Region:
         memory: uint8 tensor, 1-D, contiguous: the mapped memory that holds the region. Not owned.
         offset, page_stride, slot_stride, piece_stride, piece_bytes: bytes, multiples of 4.
         pieces: how many pieces (HND heads) make up one slot.
+        dtype: torch's name of the elements, without `torch.`, for the NaN/Inf scan; a region of None or of a dtype that
+            `canary_kernels.nonfinite.NONFINITE_RULES` does not list is not scanned.
     """
 
     memory: torch.Tensor
@@ -28,6 +30,7 @@ class Region:
     piece_bytes: int
     pieces: int = 1
     piece_stride: int = 0
+    dtype: str | None = None
 
     @property
     def slot_bytes(self) -> int:

@@ -105,6 +105,7 @@ ARGUMENTS = frozenset(
         "heads",
         "item_offsets",
         "layout",
+        "nonfinite_out",
         "page_offsets",
         "pages",
         "prev_slots",

@@ -48,7 +48,7 @@ def refused(message: Attach, **options: Any) -> AttachRefused:
 
 def test_layouts_stand_for_disjoint_regions() -> None:
     message = attach(
-        group(region(), region(name="v", offset=32)),
+        group(region(dtype="bfloat16"), region(name="v", offset=32)),
         group(region(name="s", memory=1, page_stride=16, slot_stride=4, piece_bytes=4), name="scales"),
         sizes=(1024, 64),
     )
@@ -57,6 +57,7 @@ def test_layouts_stand_for_disjoint_regions() -> None:
     assert [layout.slot_bytes for layout in layouts] == [64, 4]
     assert layouts[0].regions[1].memory.data_ptr() == mapped[0].data_ptr()
     assert layouts[0].regions[1].offset == 32
+    assert [part.dtype for part in layouts[0].regions] == ["bfloat16", "uint8"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ import torch
 
 from canary_kernels.constants import CHAIN_STEP, SPLITMIX_MUL_1, SPLITMIX_MUL_2, WORD_STEP, mix, signed
 from canary_kernels.layout import GroupLayout, Region
+from canary_kernels.nonfinite import NONFINITE_RULES, NonfiniteRule
 from canary_kernels.reference.mixing import mix as mix_tensor
+from canary_kernels.reference.nonfinite import any_nonfinite
 from canary_kernels.scheme import Scheme
 
 SCRATCH_WORDS: dict[Scheme, int] = {"native": 1 << 16, "sglang": 1 << 18}
@@ -51,6 +53,7 @@ class _Batch:
     words: int
     wide: bool
     pieces: int
+    rule: NonfiniteRule | None
 
 
 def _strides(layout: GroupLayout, region: Region) -> tuple[int, int, int]:
@@ -91,15 +94,16 @@ def _table(layout: GroupLayout, regions: list[Region]) -> _Table:
 
 def _batches(layout: GroupLayout) -> list[_Batch]:
     """All regions of the layout, those of one shape together."""
-    shapes: dict[tuple[int, bool, int], dict[tuple[int, ...], list[int]]] = {}
+    shapes: dict[tuple[int, bool, int, NonfiniteRule | None], dict[tuple[int, ...], list[int]]] = {}
     for number, region in enumerate(layout.regions):
-        shape = (region.piece_bytes, _is_wide(layout, region), region.pieces)
+        rule = None if region.dtype is None else NONFINITE_RULES.get(region.dtype)
+        shape = (region.piece_bytes, _is_wide(layout, region), region.pieces, rule)
         memory = region.memory
         place = (memory.data_ptr(), memory.numel(), *_strides(layout, region))
         shapes.setdefault(shape, {}).setdefault(place, []).append(number)
     word_keys, region_keys = keys(layout, layout.device)
     batches: list[_Batch] = []
-    for (_, wide, pieces), places in shapes.items():
+    for (_, wide, pieces, rule), places in shapes.items():
         order = [number for numbers in places.values() for number in numbers]
         words = layout.regions[order[0]].words
         regions = torch.tensor(order, device=layout.device)
@@ -113,6 +117,7 @@ def _batches(layout: GroupLayout) -> list[_Batch]:
                 words=words,
                 wide=wide,
                 pieces=pieces,
+                rule=rule,
             )
         )
     return batches
@@ -129,15 +134,16 @@ class HostDigest:
     def __post_init__(self) -> None:
         self._batches = _batches(self.layout)
 
-    def __call__(
+    def __call__(  # noqa: PLR0917 - inputs, outputs, scheme
         self,
         slots: torch.Tensor,
         digests: torch.Tensor,
         sums: torch.Tensor,
         region_bytes: torch.Tensor | None,
         scheme: Scheme,
+        nonfinite: torch.Tensor | None = None,
     ) -> None:
-        """Fills digests [n], sums [n] and, if given, region_bytes [n, R] (uint8) for slots [n]."""
+        """Fills digests [n], sums [n] and, if given, region_bytes [n, R] and nonfinite [n] (uint8) for slots [n]."""
         for start in range(0, slots.numel(), _MOST_SLOTS):
             end = min(start + _MOST_SLOTS, slots.numel())
             self._chunk(
@@ -146,6 +152,7 @@ class HostDigest:
                 sums=sums[start:end],
                 region_bytes=None if region_bytes is None else region_bytes[start:end],
                 scheme=scheme,
+                nonfinite=None if nonfinite is None else nonfinite[start:end],
             )
         self._scratch = []  # not kept: groups would add up
 
@@ -157,6 +164,7 @@ class HostDigest:
         sums: torch.Tensor,
         region_bytes: torch.Tensor | None,
         scheme: Scheme,
+        nonfinite: torch.Tensor | None,
     ) -> None:
         valid = (slots >= 0) & (slots < self.layout.num_slots)
         inside = torch.where(valid, slots, 0)
@@ -164,6 +172,8 @@ class HostDigest:
         offset = inside - page * self.layout.page_size
         sums.zero_()
         digests.zero_()
+        if nonfinite is not None:
+            nonfinite.zero_()
         count = slots.numel()
         folded = (
             torch.zeros((len(self.layout.regions), count), dtype=torch.int64, device=slots.device)
@@ -175,6 +185,8 @@ class HostDigest:
             for some, first, last in _portions(len(batch.regions), count, batch.words, SCRATCH_WORDS[scheme]):
                 x, spare = self._gather(batch, some, page, offset, numbers, slice(first, last))
                 sums[first:last] += x.sum(dim=2).sum(dim=0)
+                if nonfinite is not None and batch.rule is not None:
+                    nonfinite[first:last] |= any_nonfinite(x, batch.rule, spare)
                 if folded is not None:
                     folded[batch.regions[some], first:last] = _fold(x, spare)
                     continue
@@ -192,6 +204,8 @@ class HostDigest:
         sums.masked_fill_(~valid, 0)
         if region_bytes is not None:
             region_bytes[~valid] = 0
+        if nonfinite is not None:
+            nonfinite[~valid] = 0
 
     def _gather(  # noqa: PLR0917 - which rows, and what is known of them already
         self,
