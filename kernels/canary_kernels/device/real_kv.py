@@ -8,8 +8,10 @@ import torch
 import triton
 import triton.language as tl
 
-from canary_kernels.context import MAX_REAL_KV_SOURCES, HashedSource
+from canary_kernels.context import MAX_REAL_KV_SOURCES, HashedSource, VerifyPlan
 from canary_kernels.device.mixing import mix
+
+_ENTRIES_BLOCK = 128
 
 SOURCE_SCALARS = [
     f"{name}{number}"
@@ -89,3 +91,97 @@ def source_arguments(sources: Sequence[HashedSource], unused: torch.Tensor) -> l
         scalars += (source.row_stride // 8, source.page_size, source.token_bytes // 8, source.read_bytes // 8)
     scalars += [1] * (4 * missing)
     return [*pointers, *scalars]
+
+
+@triton.jit(do_not_specialize=["slot_limit", "capacity", *SOURCE_SCALARS])
+def verify_fold_kernel(
+    slots,
+    num_valid,
+    enable,
+    real_hashes,
+    rows_0,
+    rows_1,
+    rows_2,
+    rows_3,
+    row_words_0: tl.int64,
+    page_size_0: tl.int64,
+    token_words_0: tl.int64,
+    read_words_0: tl.int64,
+    row_words_1: tl.int64,
+    page_size_1: tl.int64,
+    token_words_1: tl.int64,
+    read_words_1: tl.int64,
+    row_words_2: tl.int64,
+    page_size_2: tl.int64,
+    token_words_2: tl.int64,
+    read_words_2: tl.int64,
+    row_words_3: tl.int64,
+    page_size_3: tl.int64,
+    token_words_3: tl.int64,
+    read_words_3: tl.int64,
+    slot_limit: tl.int64,
+    capacity: tl.int64,
+    NUM_SOURCES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """real_hash[entry] = fold of the bytes of its slot, for each active entry whose slot is in [1, slot_limit).
+
+    A tile of entries per program, one lane each. Reads the slots and the source bytes, writes one int64 per entry.
+
+    Floor: the hashed bytes, 8 read and 8 written per entry.
+    """
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    active = tl.load(num_valid).to(tl.int64)
+    active = tl.minimum(tl.maximum(active, 0), capacity)
+    active = tl.where(tl.load(enable) != 0, active, 0)
+    if first < active:
+        entry = first + tl.arange(0, BLOCK)  # [BLOCK]
+        slot = tl.load(slots + entry, mask=entry < active, other=0)
+        wanted = (slot > 0) & (slot < slot_limit)
+        real = fold_sources(
+            slot,
+            wanted,
+            rows_0,
+            rows_1,
+            rows_2,
+            rows_3,
+            row_words_0,
+            page_size_0,
+            token_words_0,
+            read_words_0,
+            row_words_1,
+            page_size_1,
+            token_words_1,
+            read_words_1,
+            row_words_2,
+            page_size_2,
+            token_words_2,
+            read_words_2,
+            row_words_3,
+            page_size_3,
+            token_words_3,
+            read_words_3,
+            NUM_SOURCES,
+        )
+        tl.store(real_hashes + entry, real, mask=wanted)
+
+
+def fold_entries(plan: VerifyPlan, sources: Sequence[HashedSource], limit: int) -> torch.Tensor:
+    """Real-KV hashes of a verify plan's active entries, int64 [capacity]; those of other entries, and of slots outside
+    [1, limit), are uninitialised."""
+    slots = plan.verify_slot_indices
+    capacity = slots.shape[0]
+    real_hashes = torch.empty(capacity, dtype=torch.int64, device=slots.device)
+    if capacity:
+        verify_fold_kernel[(triton.cdiv(capacity, _ENTRIES_BLOCK),)](
+            slots,
+            plan.verify_num_valid,
+            plan.enable,
+            real_hashes,
+            *source_arguments(sources, slots),
+            limit,
+            capacity,
+            NUM_SOURCES=len(sources),
+            BLOCK=_ENTRIES_BLOCK,
+        )
+    return real_hashes

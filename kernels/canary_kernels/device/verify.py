@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from canary_kernels.context import VerifyOrWriteContext, VerifyPlan, hashed_sources, slot_limit
-from canary_kernels.device.real_kv import SOURCE_SCALARS, fold_sources, source_arguments
+from canary_kernels.device.real_kv import fold_entries
 from canary_kernels.device.records import (
     POSITION,
     PREV_HASH,
@@ -21,9 +21,7 @@ from canary_kernels.device.records import (
 _BLOCK = 128
 
 
-@triton.jit(
-    do_not_specialize=["stride", "num_slots", "slot_limit", "capacity", "ring_capacity", "kind", *SOURCE_SCALARS]
-)
+@triton.jit(do_not_specialize=["stride", "num_slots", "slot_limit", "capacity", "ring_capacity", "kind"])
 def canary_verify_kernel(
     buffer,
     slots,
@@ -36,43 +34,25 @@ def canary_verify_kernel(
     ring_index,
     slot_counter,
     kernel_counter,
-    rows_0,
-    rows_1,
-    rows_2,
-    rows_3,
-    row_words_0: tl.int64,
-    page_size_0: tl.int64,
-    token_words_0: tl.int64,
-    read_words_0: tl.int64,
-    row_words_1: tl.int64,
-    page_size_1: tl.int64,
-    token_words_1: tl.int64,
-    read_words_1: tl.int64,
-    row_words_2: tl.int64,
-    page_size_2: tl.int64,
-    token_words_2: tl.int64,
-    read_words_2: tl.int64,
-    row_words_3: tl.int64,
-    page_size_3: tl.int64,
-    token_words_3: tl.int64,
-    read_words_3: tl.int64,
+    real_hashes,
     stride: tl.int64,
     num_slots: tl.int64,
     slot_limit: tl.int64,
     capacity: tl.int64,
     ring_capacity: tl.int64,
     kind: tl.int64,
-    NUM_SOURCES: tl.constexpr,
+    HAS_REAL: tl.constexpr,
     CHECK_TOKEN: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Stored record of each entry against mix3(predecessor), expected position and token, and the fold of its bytes.
+    """Stored record of each entry against mix3(predecessor), expected position and token, and its real-KV hash.
 
-    A tile of entries per program, one lane each. Reads the plan, the entry's record, its predecessor's and the source
-    bytes; writes the counters and a row per failing entry.
+    A tile of entries per program, one lane each. Reads the plan, the entry's record, its predecessor's and, with
+    HAS_REAL, the hash that was folded from its bytes beforehand (0 without); writes the counters and a row per failing
+    entry.
 
-    Floor: 32 bytes of plan, 56 of records and the hashed bytes per entry.
+    Floor: 32 bytes of plan and 56 of records per entry.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     active = tl.load(num_valid).to(tl.int64)
@@ -97,31 +77,9 @@ def canary_verify_kernel(
         position = load_field(buffer, stride, slot, POSITION, inside, ALIGNED)
         chain_hash = load_field(buffer, stride, slot, PREV_HASH, inside, ALIGNED)
         real_hash = load_field(buffer, stride, slot, REAL_HASH, inside, ALIGNED)
-        real = fold_sources(
-            slot,
-            inside,
-            rows_0,
-            rows_1,
-            rows_2,
-            rows_3,
-            row_words_0,
-            page_size_0,
-            token_words_0,
-            read_words_0,
-            row_words_1,
-            page_size_1,
-            token_words_1,
-            read_words_1,
-            row_words_2,
-            page_size_2,
-            token_words_2,
-            read_words_2,
-            row_words_3,
-            page_size_3,
-            token_words_3,
-            read_words_3,
-            NUM_SOURCES,
-        )
+        real = tl.zeros_like(slot)
+        if HAS_REAL:
+            real = tl.load(real_hashes + entry, mask=inside, other=0)
         # slot 0 is padding: a predecessor there says nothing about the chain
         expected_hash = next_hash(buffer, stride, num_slots, prev, inside & (prev != 0), ALIGNED)
         expected_hash = tl.where((prev == 0) | (prev >= num_slots), chain_hash, expected_hash)
@@ -153,6 +111,9 @@ def run_canary_verify(*, context: VerifyOrWriteContext, plan: VerifyPlan, check_
     buffer = context.canary_buf
     sources = hashed_sources(context)
     capacity = plan.verify_slot_indices.shape[0]
+    limit = slot_limit(buffer.shape[0], sources)
+    # without sources the kernel reads no hash: any int64 tensor stands in
+    real_hashes = fold_entries(plan, sources, limit) if sources else plan.verify_slot_indices
     # one program even for no capacity: the launch itself is counted
     canary_verify_kernel[(max(1, triton.cdiv(capacity, _BLOCK)),)](
         buffer,
@@ -166,14 +127,14 @@ def run_canary_verify(*, context: VerifyOrWriteContext, plan: VerifyPlan, check_
         context.violation_write_index,
         context.slot_run_counter,
         context.kernel_run_counter,
-        *source_arguments(sources, buffer),
+        real_hashes,
         buffer.shape[1],
         buffer.shape[0],
-        slot_limit(buffer.shape[0], sources),
+        limit,
         capacity,
         context.violation_ring.shape[0],
         int(context.kernel_kind),
-        NUM_SOURCES=len(sources),
+        HAS_REAL=bool(sources),
         CHECK_TOKEN=bool(check_verify_expected_token),
         ALIGNED=records_are_aligned(buffer),
         BLOCK=_BLOCK,

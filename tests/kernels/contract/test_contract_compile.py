@@ -46,14 +46,24 @@ def _specs(*, richest: bool) -> list[KernelSpec]:
             module=f"{device}.verify",
             kernel="canary_verify_kernel",
             pointers={
-                **_SOURCES,
                 **_SINKS,
-                **_int64("slots", "prevs", "expected_tokens", "expected_positions"),
+                **_int64("slots", "prevs", "expected_tokens", "expected_positions", "real_hashes"),
                 "buffer": "*u8",
                 "num_valid": "*i32",
                 "enable": "*i32",
             },
-            constants={"NUM_SOURCES": sources, "CHECK_TOKEN": richest, "ALIGNED": richest, "BLOCK": 128},
+            constants={"HAS_REAL": richest, "CHECK_TOKEN": richest, "ALIGNED": richest, "BLOCK": 128},
+        ),
+        KernelSpec(
+            module=f"{device}.real_kv",
+            kernel="verify_fold_kernel",
+            pointers={
+                **_SOURCES,
+                **_int64("slots", "real_hashes"),
+                "num_valid": "*i32",
+                "enable": "*i32",
+            },
+            constants={"NUM_SOURCES": max(1, sources), "BLOCK": 128},
         ),
         KernelSpec(
             module=f"{device}.write",
