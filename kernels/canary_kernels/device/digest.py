@@ -66,15 +66,16 @@ def half_words(entry, page, offset, valid, words, number):
     return value, exists
 
 
-@triton.jit(do_not_specialize=["n", "num_slots", "page_size", "regions", "all_regions"])
+@triton.jit(do_not_specialize=["capacity", "num_slots", "page_size", "regions", "all_regions"])
 def digest_kernel(
     slots,
+    count,
     table,
     word_keys,
     digests,
     sums,
     region_bytes,
-    n: tl.int64,
+    capacity: tl.int64,
     num_slots: tl.int64,
     page_size: tl.int64,
     regions: tl.int64,
@@ -88,6 +89,7 @@ def digest_kernel(
 ):
     """Program (i, j): SLOTS slots from i*SLOTS on, REGIONS table rows from j*REGIONS on; adds to digests and sums,
     which must be zero before."""
+    n = tl.minimum(tl.load(count), capacity)
     item = tl.program_id(0).to(tl.int64) * SLOTS + tl.arange(0, SLOTS)
     slot = tl.load(slots + item, mask=item < n, other=-1)
     valid = (slot >= 0) & (slot < num_slots)
@@ -128,18 +130,20 @@ def digest_kernel(
     tl.atomic_add(sums + item, tl.sum(total, axis=1), mask=valid)
 
 
-@triton.jit(do_not_specialize=["n", "num_slots", "page_size"])
+@triton.jit(do_not_specialize=["capacity", "num_slots", "page_size"])
 def fold_kernel(
     slots,
+    count,
     table,
     folds,
     sums,
-    n: tl.int64,
+    capacity: tl.int64,
     num_slots: tl.int64,
     page_size: tl.int64,
     SLOTS: tl.constexpr,
 ):
-    """Program (i, r): the fold of region r for SLOTS slots, one per thread, into folds [R, n]; adds to sums."""
+    """Program (i, r): the fold of region r for SLOTS slots, one per thread, into folds [R, capacity]; adds to sums."""
+    n = tl.minimum(tl.load(count), capacity)
     item = tl.program_id(0).to(tl.int64) * SLOTS + tl.arange(0, SLOTS)
     mask = item < n
     slot = tl.load(slots + item, mask=mask, other=-1)
@@ -167,23 +171,25 @@ def fold_kernel(
         word = (low.to(tl.int64) & 0xFFFFFFFF) | (high.to(tl.int64) << 32)
         accumulator = mix(accumulator ^ word)
         total += word
-    tl.store(folds + region * n + item, accumulator, mask=mask)
+    tl.store(folds + region * capacity + item, accumulator, mask=mask)
     tl.atomic_add(sums + item, total, mask=valid)
 
 
-@triton.jit(do_not_specialize=["n", "num_slots", "regions"])
+@triton.jit(do_not_specialize=["capacity", "num_slots", "regions"])
 def fold_total_kernel(
     slots,
+    count,
     folds,
     digests,
     region_bytes,
-    n: tl.int64,
+    capacity: tl.int64,
     num_slots: tl.int64,
     regions: tl.int64,
     WITH_BYTES: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
     """total = s(total ^ fold) over the regions in order, 0 for slots out of range."""
+    n = tl.minimum(tl.load(count), capacity)
     item = tl.program_id(0).to(tl.int64) * SLOTS + tl.arange(0, SLOTS)
     mask = item < n
     slot = tl.load(slots + item, mask=mask, other=-1)
@@ -191,7 +197,7 @@ def fold_total_kernel(
     total = tl.zeros([SLOTS], dtype=tl.int64)
     region = regions.to(tl.int64) * 0
     while region < regions:
-        fold = tl.load(folds + region * n + item, mask=mask, other=0)
+        fold = tl.load(folds + region * capacity + item, mask=mask, other=0)
         total = mix(total ^ fold)
         if WITH_BYTES:
             top = ((fold >> 56) & 0xFF).to(tl.uint8)
@@ -278,25 +284,56 @@ class DeviceDigest:
         scheme: Scheme,
     ) -> None:
         """Fills digests [n], sums [n] and, if given, region_bytes [n, R]; see `launch_digest`."""
+        digests.zero_()
         sums.zero_()
         if region_bytes is not None:
             region_bytes.zero_()
         if scheme == "sglang":
-            self._fold(slots, digests, sums, region_bytes)
+            self.reserve(slots.numel())
+        count = torch.full((1,), slots.numel(), dtype=torch.int64, device=slots.device)
+        self.enqueue(slots, count, digests, sums, region_bytes=region_bytes, scheme=scheme)
+
+    def reserve(self, capacity: int) -> None:
+        """Allocates the scratch that `enqueue` needs in scheme sglang for up to `capacity` slots."""
+        regions = len(self.layout.regions)
+        if self._folds is None or self._folds.numel() < regions * capacity:
+            self._folds = torch.empty(regions * capacity, dtype=torch.int64, device=self.layout.device)
+
+    def enqueue(
+        self,
+        slots: torch.Tensor,
+        count: torch.Tensor,
+        digests: torch.Tensor,
+        sums: torch.Tensor,
+        *,
+        region_bytes: torch.Tensor | None = None,
+        scheme: Scheme = "native",
+    ) -> None:
+        """Only launches: no allocation, no copy, no wait, so that a CUDA graph can capture it.
+
+        Args:
+            slots: int64 [capacity]; the first `count` of them are digested.
+            count: int64 [1] on the device; values outside [0, capacity] are clamped.
+            digests, sums: int64 [capacity]; the caller has zeroed the first `count`, nothing behind them is written.
+            region_bytes: uint8 [capacity, R] or None, zeroed likewise.
+            scheme: "sglang" needs `reserve(capacity)` before.
+        """
+        if scheme == "sglang":
+            self._fold(slots, count, digests, sums, region_bytes)
             return
-        digests.zero_()
-        n = slots.numel()
+        capacity = slots.numel()
         for part in self._parts:
             regions = part.table.shape[0]
-            grid = (triton.cdiv(n, part.slots), triton.cdiv(regions, _REGIONS_PER_PROGRAM))
+            grid = (triton.cdiv(capacity, part.slots), triton.cdiv(regions, _REGIONS_PER_PROGRAM))
             digest_kernel[grid](
                 slots,
+                count,
                 part.table,
                 self._word_keys,
                 digests,
                 sums,
                 digests if region_bytes is None else region_bytes,
-                n,
+                capacity,
                 self.layout.num_slots,
                 self.layout.page_size,
                 regions,
@@ -312,19 +349,25 @@ class DeviceDigest:
             )
 
     def _fold(
-        self, slots: torch.Tensor, digests: torch.Tensor, sums: torch.Tensor, region_bytes: torch.Tensor | None
+        self,
+        slots: torch.Tensor,
+        count: torch.Tensor,
+        digests: torch.Tensor,
+        sums: torch.Tensor,
+        region_bytes: torch.Tensor | None,
     ) -> None:
-        n = slots.numel()
+        capacity = slots.numel()
         regions = len(self.layout.regions)
-        if self._folds is None or self._folds.numel() < regions * n:
-            self._folds = torch.empty(regions * n, dtype=torch.int64, device=slots.device)
-        blocks = triton.cdiv(n, _FOLD_SLOTS)
+        if self._folds is None or self._folds.numel() < regions * capacity:
+            raise ValueError(f"reserve({capacity}) was not called: a captured launch cannot allocate scratch")
+        blocks = triton.cdiv(capacity, _FOLD_SLOTS)
         fold_kernel[(blocks, regions)](
             slots,
+            count,
             self._fold_table,
             self._folds,
             sums,
-            n,
+            capacity,
             self.layout.num_slots,
             self.layout.page_size,
             SLOTS=_FOLD_SLOTS,
@@ -332,10 +375,11 @@ class DeviceDigest:
         )
         fold_total_kernel[(blocks,)](
             slots,
+            count,
             self._folds,
             digests,
             digests if region_bytes is None else region_bytes,
-            n,
+            capacity,
             self.layout.num_slots,
             regions,
             WITH_BYTES=region_bytes is not None,

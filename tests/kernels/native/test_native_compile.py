@@ -32,7 +32,7 @@ def spec(module: str, kernel: str, pointers: str, *, num_warps: int = 4, **const
 
 LINKS = "records slots positions prev_slots run_numbers tokens heads rows count"
 STAMP = "records slots positions item_offsets seeds tokens generations digests sums"
-DIGEST = "slots table word_keys digests sums region_bytes"
+DIGEST = "slots count table word_keys digests sums region_bytes"
 SPECS = [
     spec(
         "items",
@@ -55,8 +55,10 @@ SPECS = [
         )
         for whole, tops, blocks in ((True, False, 1), (True, True, 2), (False, False, 2), (False, True, 1))
     ),
-    spec("digest", "fold_kernel", "slots table folds sums", SLOTS=32, num_warps=1),
-    spec("digest", "fold_total_kernel", "slots folds digests region_bytes", SLOTS=32, WITH_BYTES=True, num_warps=1),
+    spec("digest", "fold_kernel", "slots count table folds sums", SLOTS=32, num_warps=1),
+    spec(
+        "digest", "fold_total_kernel", "slots count folds digests region_bytes", SLOTS=32, WITH_BYTES=True, num_warps=1
+    ),
     spec("stamp", "stamp_kernel", STAMP, NATIVE=True, BLOCK=256),
     spec("stamp", "stamp_kernel", STAMP, NATIVE=False, BLOCK=1, num_warps=1),
     spec("compare", "compare_kernel", "records slots digests sums rows count", BLOCK=256),
