@@ -30,15 +30,20 @@ def spec(module: str, kernel: str, pointers: str, *, num_warps: int = 4, **const
     )
 
 
-LINKS = "records slots positions prev_slots run_numbers tokens heads rows count"
-STAMP = "records slots positions item_offsets seeds tokens generations digests sums"
+LINKS = (
+    "records pages page_offsets first_offsets item_offsets first_positions first_prev_slots run_count item_count tokens "
+    "heads rows count"
+)
+SIZES = "run_count item_count"
+STAMP = "records slots positions run_numbers item_offsets seeds tokens generations digests sums " + SIZES
+WALK = "records slots positions item_offsets seeds tokens " + SIZES
 DIGEST = "slots count table word_keys digests sums region_bytes"
 SPECS = [
     spec(
         "items",
         "plan_items_kernel",
         "pages page_offsets first_offsets item_offsets first_positions first_prev_slots out_slots out_positions "
-        "out_prev_slots out_run_numbers",
+        "out_prev_slots out_run_numbers " + SIZES,
         BLOCK=256,
     ),
     *(
@@ -59,11 +64,20 @@ SPECS = [
     spec(
         "digest", "fold_total_kernel", "slots count folds digests region_bytes", SLOTS=32, WITH_BYTES=True, num_warps=1
     ),
-    spec("stamp", "stamp_kernel", STAMP, NATIVE=True, BLOCK=256),
-    spec("stamp", "stamp_kernel", STAMP, NATIVE=False, BLOCK=1, num_warps=1),
-    spec("compare", "compare_kernel", "records slots digests sums rows count", BLOCK=256),
-    spec("links", "links_kernel", LINKS, NATIVE=True, BLOCK=256),
-    spec("links", "links_kernel", LINKS, NATIVE=False, BLOCK=256),
+    *(spec("stamp", "stamp_kernel", STAMP, NATIVE=native, BLOCK=256, CHUNK=1024) for native in (True, False)),
+    spec("stamp", "stamp_walk_kernel", WALK, num_warps=1),
+    *(
+        spec(
+            "compare",
+            "compare_kernel",
+            "records slots digests sums rows count first_item item_count",
+            HAS_FIRST=first,
+            BLOCK=256,
+        )
+        for first in (True, False)
+    ),
+    spec("links", "links_kernel", LINKS, PAGE_SIZE=16, NATIVE=True, BLOCK=256),
+    spec("links", "links_kernel", LINKS, PAGE_SIZE=3, NATIVE=False, BLOCK=256),
 ]
 
 
