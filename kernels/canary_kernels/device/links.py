@@ -10,127 +10,207 @@ import triton.language as tl
 
 from canary_kernels.device.findings import reserve
 from canary_kernels.device.mixing import mix, mix3
+from canary_kernels.device.plan import find_owner
 from canary_kernels.scheme import Scheme
 
 if TYPE_CHECKING:
     from canary_kernels.findings import Findings
-    from canary_kernels.items import Items
+    from canary_kernels.items import ItemRuns
 
 _BLOCK = 256
+_PROGRAMS = 1056
 
 FACTOR = tl.constexpr(0xD1342543DE82EF95 - (1 << 64))
 FIELDS = tl.constexpr(8)
 COLUMNS = tl.constexpr(2)
-STAMPED = tl.constexpr(1)
-CHAIN_UNKNOWN = tl.constexpr(2)
 NO_PREVIOUS = tl.constexpr(-1)
+UNCHECKED = tl.constexpr(-2)
 FAIL_CHAIN = tl.constexpr(1)
 FAIL_POSITION = tl.constexpr(2)
 FAIL_TOKEN = tl.constexpr(32)
 FAIL_RANGE = tl.constexpr(64)
 
 
-@triton.jit(do_not_specialize=["n", "num_heads", "num_slots", "capacity", "item_base", "key"])
+@triton.jit
+def listed_slot(pages, pages_len, start, end, offset, wanted, num_slots, PAGE_SIZE: tl.constexpr):
+    """The slot at an offset of a page list [start, end), -1 where the place or the page is out of range."""
+    index = tl.where(wanted & (offset >= 0), offset, 0) // PAGE_SIZE
+    place = start + index
+    listed = wanted & (offset >= 0) & (place >= 0) & (place < end) & (place < pages_len)
+    page = tl.load(pages + place, mask=listed, other=-1)
+    good = (page >= 0) & (page < num_slots // PAGE_SIZE)
+    return tl.where(good, page * PAGE_SIZE + (offset - index * PAGE_SIZE), -1)
+
+
+@triton.jit(
+    do_not_specialize=["run_capacity", "item_capacity", "pages_len", "num_slots", "capacity", "item_base", "key"]
+)
 def links_kernel(
     records,
-    slots,
-    positions,
-    prev_slots,
-    run_numbers,
+    pages,
+    page_offsets,
+    first_offsets,
+    item_offsets,
+    first_positions,
+    first_prev_slots,
+    run_count,
+    item_count,
     tokens,
     heads,
     rows,
     count,
-    n: tl.int64,
-    num_heads: tl.int64,
+    run_capacity: tl.int64,
+    item_capacity: tl.int64,
+    pages_len: tl.int64,
     num_slots: tl.int64,
     capacity: tl.int64,
     item_base: tl.int64,
     key: tl.int64,
+    PAGE_SIZE: tl.constexpr,
     NATIVE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per BLOCK items."""
-    item = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = item < n
-    slot = tl.load(slots + item, mask=mask, other=-1)
-    inside = mask & (slot >= 0) & (slot < num_slots)
-    record = records + tl.where(inside, slot, 0) * FIELDS
-    token = tl.load(record, mask=inside, other=0)
-    position = tl.load(record + 1, mask=inside, other=0)
-    prev_hash = tl.load(record + 2, mask=inside, other=0)
-    flags = tl.load(record + 6, mask=inside, other=0)
-    stamped = inside & ((flags & STAMPED) != 0)
-    known = (flags & CHAIN_UNKNOWN) == 0
+    """prev_hash(item) = after(record of the item before it), position and token as the row says.
 
-    prev_slot = tl.load(prev_slots + item, mask=mask, other=-2)
-    wild_previous = mask & (prev_slot >= num_slots)
-    has_previous = mask & (prev_slot >= 0) & (prev_slot < num_slots)
-    previous = records + tl.where(has_previous, prev_slot, 0) * FIELDS
-    previous_token = tl.load(previous, mask=has_previous, other=0)
-    previous_position = tl.load(previous + 1, mask=has_previous, other=0)
-    previous_hash = tl.load(previous + 2, mask=has_previous, other=0)
-    previous_flags = tl.load(previous + 6, mask=has_previous, other=0)
-    usable = has_previous & ((previous_flags & (STAMPED | CHAIN_UNKNOWN)) == STAMPED)
-    if NATIVE:
-        linked = previous_hash * FACTOR + mix(mix(previous_token ^ key) ^ previous_position)
-    else:
-        linked = mix3(previous_hash, previous_token, previous_position)
-    at_head = mask & (prev_slot == NO_PREVIOUS)
-    run = tl.load(run_numbers + item, mask=at_head, other=0)
-    wild_run = at_head & ((run < 0) | (run >= num_heads))
-    at_head = at_head & (wild_run == 0)
-    head = tl.load(heads + run, mask=at_head, other=0)
-    expected = tl.where(at_head, head, linked)
+    Fixed grid; programs take tiles of BLOCK items in turn. Each lane finds its run by binary search, its slot in the
+    run's page list, and reads the first 24 bytes of its record and of the one before it, which a neighbouring lane
+    reads too. Writes a row per failing item.
 
-    expected_token = tl.load(tokens + item, mask=mask, other=-1)
-    expected_position = tl.load(positions + item, mask=mask, other=0)
-    bad_chain = stamped & known & (at_head | usable) & (prev_hash != expected)
-    bad_position = stamped & (position != expected_position)
-    bad_token = stamped & known & (expected_token != -1) & (token != expected_token)
-    bad_range = mask & ((inside == 0) | wild_previous | wild_run)
-    bits = (
-        tl.where(bad_chain, FAIL_CHAIN, 0)
-        + tl.where(bad_position, FAIL_POSITION, 0)
-        + tl.where(bad_token, FAIL_TOKEN, 0)
-        + tl.where(bad_range, FAIL_RANGE, 0)
-    ).to(tl.int64)
-    bad = bits != 0
-    place = reserve(count, bad)
-    stored = bad & (place >= 0) & (place < capacity)
-    tl.store(rows + place * COLUMNS, item + item_base, mask=stored)
-    tl.store(rows + place * COLUMNS + 1, bits, mask=stored)
+    Floor: per item 32 bytes of its record and 8 of its token, per page 8 bytes.
+    """
+    k = tl.minimum(tl.load(run_count), run_capacity)
+    n = tl.minimum(tl.load(item_count), item_capacity)
+    n = tl.where(k > 0, n, 0)
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    while first < n:
+        item = first + tl.arange(0, BLOCK)  # [BLOCK]
+        mask = item < n
+        run = find_owner(item_offsets, 1, k, item, mask)
+        nth = item - tl.load(item_offsets + run, mask=mask, other=0)
+        inside = mask & (item < tl.load(item_offsets + run + 1, mask=mask, other=0))
+        offset = tl.load(first_offsets + run, mask=inside, other=0) + nth
+        start = tl.load(page_offsets + run, mask=inside, other=0)
+        end = tl.load(page_offsets + run + 1, mask=inside, other=0)
+        slot = listed_slot(pages, pages_len, start, end, offset, inside, num_slots, PAGE_SIZE)
+        follows = inside & (nth > 0)
+        before = listed_slot(pages, pages_len, start, end, offset - 1, follows, num_slots, PAGE_SIZE)
+        given = tl.load(first_prev_slots + run, mask=inside & (nth == 0), other=UNCHECKED)
+        at_head = given == NO_PREVIOUS
+        wild = given >= num_slots
+        before = tl.where(follows, before, tl.where(wild, UNCHECKED, given))
+
+        usable = before >= 0
+        previous = records + tl.where(usable, before, 0) * FIELDS
+        previous_token = tl.load(previous, mask=usable, other=-1)
+        previous_position = tl.load(previous + 1, mask=usable, other=-1)
+        previous_hash = tl.load(previous + 2, mask=usable, other=0)
+        usable = usable & (previous_token >= 0) & (previous_position >= 0)
+        if NATIVE:
+            linked = previous_hash * FACTOR + mix(mix(previous_token ^ key) ^ previous_position)
+        else:
+            linked = mix3(previous_hash, previous_token, previous_position)
+        expected = tl.where(at_head, tl.load(heads + run, mask=at_head, other=0), linked)
+
+        good = slot >= 0
+        record = records + tl.where(good, slot, 0) * FIELDS
+        token = tl.load(record, mask=good, other=-1)
+        position = tl.load(record + 1, mask=good, other=-1)
+        prev_hash = tl.load(record + 2, mask=good, other=0)
+        stamped = position >= 0
+        judged = stamped & (token >= 0)
+        expected_position = tl.load(first_positions + run, mask=inside, other=0) + nth
+        expected_token = tl.load(tokens + item, mask=mask, other=-1)
+        bits = tl.where(judged & (at_head | usable) & (prev_hash != expected), FAIL_CHAIN, 0)
+        bits += tl.where(stamped & (position != expected_position), FAIL_POSITION, 0)
+        bits += tl.where(judged & (expected_token != -1) & (token != expected_token), FAIL_TOKEN, 0)
+        bits += tl.where(mask & ((slot < 0) | wild), FAIL_RANGE, 0)
+        bad = bits != 0
+        place = reserve(count, bad)
+        stored = bad & (place >= 0) & (place < capacity)
+        tl.store(rows + place * COLUMNS, item + item_base, mask=stored)
+        tl.store(rows + place * COLUMNS + 1, bits.to(tl.int64), mask=stored)
+        first += tl.num_programs(0).to(tl.int64) * BLOCK
 
 
-def links(
+def enqueue_links(
+    *,
     records: torch.Tensor,
-    items: Items,
+    runs: ItemRuns,
+    run_count: torch.Tensor,
+    item_count: torch.Tensor,
     tokens: torch.Tensor,
     heads: torch.Tensor,
     out: Findings,
-    *,
-    scheme: Scheme,
-    key: int,
-    item_base: int,
+    page_size: int,
+    scheme: Scheme = "native",
+    key: int = 0,
+    item_base: int = 0,
 ) -> None:
-    """Launches `links_kernel`."""
-    n = items.slots.numel()
-    links_kernel[(triton.cdiv(n, _BLOCK),)](
+    """Only launches: no allocation, no copy, no wait, so that a CUDA graph can capture it. `out` is not reset.
+
+    Args:
+        records: int64 [num_slots, 8].
+        runs: tensors for a capacity of runs and pages; the first `run_count` runs count.
+        run_count, item_count: int64 [1] on the device, clamped to the capacities of `runs.first_offsets` and `tokens`.
+            Without runs there are no items. item_count is item_offsets[run_count]; items beyond are out of range.
+        tokens: int64 [capacity of items].
+        heads: int64 [capacity of runs].
+        out: width 2.
+        page_size: slots per page, compiled in.
+        key: int64 bits of the native chain's secret.
+        item_base: added to the item numbers.
+    """
+    programs = _PROGRAMS if records.is_cuda else 3
+    links_kernel[(programs,)](
         records,
-        items.slots,
-        items.positions,
-        items.prev_slots,
-        items.run_numbers,
+        runs.pages,
+        runs.page_offsets,
+        runs.first_offsets,
+        runs.item_offsets,
+        runs.first_positions,
+        runs.first_prev_slots,
+        run_count,
+        item_count,
         tokens,
         heads,
         out.rows,
         out.count,
-        n,
-        heads.numel(),
+        runs.first_offsets.numel(),
+        tokens.numel(),
+        runs.pages.numel(),
         records.shape[0],
         out.rows.shape[0],
         item_base,
         key,
+        PAGE_SIZE=page_size,
         NATIVE=scheme == "native",
         BLOCK=_BLOCK,
+    )
+
+
+def links(
+    records: torch.Tensor,
+    runs: ItemRuns,
+    tokens: torch.Tensor,
+    heads: torch.Tensor,
+    out: Findings,
+    *,
+    page_size: int,
+    scheme: Scheme,
+    key: int,
+    item_base: int,
+) -> None:
+    """Launches `links_kernel` for all of the runs and tokens."""
+    enqueue_links(
+        records=records,
+        runs=runs,
+        run_count=torch.full((1,), runs.first_offsets.numel(), dtype=torch.int64, device=records.device),
+        item_count=torch.full((1,), tokens.numel(), dtype=torch.int64, device=records.device),
+        tokens=tokens,
+        heads=heads,
+        out=out,
+        page_size=page_size,
+        scheme=scheme,
+        key=key,
+        item_base=item_base,
     )
