@@ -34,7 +34,7 @@ class Arena:
 
     def ensure(self, rows: I64, sizes: I64) -> None:
         """Room for `sizes[i]` elements in the list of `rows[i]`; loops only over lists that must move."""
-        short = np.flatnonzero(self.capacity[rows] < sizes)
+        short = (self.capacity[rows] < sizes).nonzero()[0]
         for row, size in zip(rows[short].tolist(), sizes[short].tolist(), strict=True):
             if self.capacity[row] < size:
                 self._move(row, max(_SMALLEST, 2 * int(self.capacity[row]), size))

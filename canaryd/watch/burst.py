@@ -130,10 +130,12 @@ class GroupResult:
 
 @dataclass(frozen=True, kw_only=True)
 class BurstResult:
-    """What a burst found, and what it cost. `busy_seconds` is device time (host time for host pools)."""
+    """What a burst found, and what it cost. `busy_seconds` is device time (host time for host pools); `pieces` were
+    launched one after the other."""
 
     number: int
     groups: tuple[GroupResult, ...]
     bytes_read: int = 0
     busy_seconds: float = 0.0
+    pieces: int = 1
     launches: dict[str, int] = field(default_factory=dict)

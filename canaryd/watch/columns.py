@@ -19,6 +19,20 @@ def expand(starts: I64, counts: I64) -> tuple[I64, I64]:
     return np.arange(total) + np.repeat(starts - ahead, counts), owner
 
 
+def pages_of(slots: I64, page_size: int) -> I64:
+    """`slots // page_size`, [n]; by a shift where it can be, which is several times as fast."""
+    if page_size & (page_size - 1):
+        return slots // page_size
+    return slots >> (page_size.bit_length() - 1) if page_size > 1 else slots
+
+
+def offsets_of(slots: I64, page_size: int) -> I64:
+    """`slots % page_size`, [n]; without a remainder of integers, the slowest of all operations."""
+    if page_size & (page_size - 1):
+        return slots - slots // page_size * page_size
+    return slots & (page_size - 1)
+
+
 def slots_of_pages(pages: I64, page_size: int) -> I64:
     """All slots of `pages` [p], page by page, [p * page_size]."""
     if page_size == 1:

@@ -6,6 +6,7 @@ import numpy as np
 
 from canaryd.watch.burst import I64
 from canaryd.watch.cause import MAX_POSITIONS, Cause, MalformedSets, bounded, column
+from canaryd.watch.columns import offsets_of
 from canaryd.watch.counters import Check, Counters, Oddity, Rebless, Skip
 from canaryd.watch.findings import FindingLog
 from canaryd.watch.group import Group
@@ -134,7 +135,9 @@ class FinalSets:
         rows.ids_length[row] = ids.size
         if ids.size:
             tokens[first : first + ids.size] = ids
-            before, after = group.chain(rows.head[row : row + 1], ids, np.arange(ids.size), np.array([0, ids.size]))
+            before, after = group.chains.runs(
+                rows.head[row : row + 1], ids, np.arange(ids.size), np.array([0, ids.size])
+            )
             hashes[first : first + ids.size] = before
             hashes[first + ids.size] = after[-1]
         else:
@@ -163,7 +166,7 @@ class FinalSets:
         index, pages = index[pages != HOLE], pages[pages != HOLE]
         slots = ledger.in_pages(pages)
         indices = np.repeat(index, self._group.page_size)
-        positions = rows.position_in(np.full(slots.size, row), indices, slots % self._group.page_size)
+        positions = rows.position_in(np.full(slots.size, row), indices, offsets_of(slots, self._group.page_size))
         slots = slots[positions >= 0]
         if slots.size:
             ledger.revive(slots, cause.now)

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from canaryd.watch.burst import I64
+from canaryd.watch.columns import pages_of
 from canaryd.watch.counters import Check, Counters
 from canaryd.watch.group import Group
 from canaryd.watch.rows import UNKNOWN_ROW
@@ -113,7 +114,7 @@ class FindingLog:
         slots, first = np.unique(slots[order], return_index=True)
         order = order[first]
         self._counters.mismatches[check] += slots.size
-        pages, starts = np.unique(slots // group.page_size, return_index=True)
+        pages, starts = np.unique(pages_of(slots, group.page_size), return_index=True)
         single = max(0, min(pages.size, self._left - 1))
         if pages.size <= self._left:
             single = pages.size
@@ -164,7 +165,7 @@ class FindingLog:
         if row < 0:
             row = group.rows.some_holder(page)
         written = float(group.ledger.ended_at[slot]) if inside else -np.inf
-        pages = np.unique(slots // group.page_size)[:MAX_RANGES]
+        pages = np.unique(pages_of(slots, group.page_size))[:MAX_RANGES]
         return Finding(
             check=check,
             group=group.name,

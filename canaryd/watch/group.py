@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from canary_kernels.chain import chain_hashes, chain_head
-from canary_kernels.constants import mix
+from canary_kernels.chain import chain_head
 from canary_kernels.scheme import Scheme
 
 from canaryd.watch.burst import I64
+from canaryd.watch.chains import Chains
 from canaryd.watch.counters import Counters
 from canaryd.watch.ledger import Ledger
 from canaryd.watch.rows import Rows
 from canaryd.wire.messages import GroupSpec
-
-_FEW_STEPS = 16
-"""A serial chain of few long runs is computed faster by plain integers than by one tensor operation per step."""
 
 
 class Group:
@@ -42,7 +39,7 @@ class Group:
         self.ledger = Ledger(spec.num_pages, spec.page_size, spec.reserved, counters)
         self.rows = Rows(spec.num_pages, spec.page_size, spec.ring)
         self._scheme: Scheme = scheme
-        self._key = chain_key
+        self.chains = Chains(scheme, chain_key)
         self._heads: dict[int, int] = {}
 
     def head(self, namespace: int) -> int:
@@ -53,30 +50,6 @@ class Group:
             self._heads[namespace] = chain_head(self._scheme, namespace)
         return self._heads[namespace]
 
-    def chain(self, seeds: I64, tokens: I64, positions: I64, offsets: I64) -> tuple[I64, I64]:
-        """Hash before and after each token of k runs, see `canary_kernels.chain.chain_hashes`."""
-        if self._scheme == "sglang" and tokens.size > _FEW_STEPS * seeds.size:
-            return _step_by_step(seeds, tokens, positions, offsets)
-        return chain_hashes(self._scheme, seeds, tokens, positions, offsets, self._key)
-
     def pages_in_range(self, pages: I64) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which of `pages` [p] exist."""
         return (pages >= 0) & (pages < self.num_pages)
-
-
-def _step_by_step(seeds: I64, tokens: I64, positions: I64, offsets: I64) -> tuple[I64, I64]:
-    """`chain_hashes` of the sglang scheme, positions >= 0: the chain is serial, so this loops over tokens."""
-    bounds = offsets.tolist()
-    hashes = []
-    for seed, first, last in zip(seeds.view(np.uint64).tolist(), bounds[:-1], bounds[1:], strict=True):
-        state = seed
-        for token, position in zip(
-            tokens[first:last].view(np.uint64).tolist(), positions[first:last].tolist(), strict=True
-        ):
-            hashes.append(state)
-            state = mix(mix(mix(state) ^ token) ^ position)
-        hashes.append(state)
-    through = np.array(hashes, dtype=np.uint64)
-    index = np.arange(tokens.size) + np.repeat(np.arange(seeds.size), np.diff(offsets))
-    before = through[index].view(np.int64)
-    return before, through[index + 1].view(np.int64)

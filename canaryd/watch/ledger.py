@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from canaryd.watch.burst import I64
-from canaryd.watch.columns import Mask, slots_of_pages
+from canaryd.watch.columns import Mask, pages_of, slots_of_pages
 from canaryd.watch.counters import Counters, Skip
 from canaryd.watch.report import SlotState
 
@@ -74,15 +74,13 @@ class Ledger:
         positions: I64,
         prev_hash: I64,
         after: I64,
-        flags: npt.NDArray[np.uint8],
+        flags: npt.NDArray[np.uint8] | int,
         op: int,
         begun_at: float,
         ended_at: float,
     ) -> None:
         """New content in `slots` [n] (in range, not reserved): raises the generation, queues the stamp."""
-        unstamped = int(np.count_nonzero(_UNSTAMPED[self.state[slots]]))
-        if unstamped:
-            self._counters.skipped[Skip.REWRITTEN] += unstamped
+        self._counters.skipped[Skip.REWRITTEN] += int(np.count_nonzero(_UNSTAMPED[self.state[slots]]))
         self.generation[slots] += 1
         self.token[slots] = tokens
         self.position[slots] = positions
@@ -145,7 +143,7 @@ class Ledger:
         """Whether an open scoped op may write each of `slots` [n]."""
         if not self.scopes:
             return np.zeros(slots.size, dtype=np.bool_)
-        return self.covered[slots // self.page_size] > 0
+        return self.covered[pages_of(slots, self.page_size)] > 0
 
     # --- the queue of stamps ------------------------------------------------------------------------------------------
 

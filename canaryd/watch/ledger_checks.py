@@ -8,7 +8,7 @@ import numpy as np
 
 from canaryd.watch.burst import I64
 from canaryd.watch.cause import Cause
-from canaryd.watch.columns import Mask, expand
+from canaryd.watch.columns import Mask, expand, offsets_of, pages_of
 from canaryd.watch.counters import Check
 from canaryd.watch.findings import FindingLog
 from canaryd.watch.group import Group
@@ -70,7 +70,9 @@ class LedgerChecks:
         ledger knows to hold what is claimed are not looked at further.
         """
         group, table, ledger = self._group, self._group.rows, self._group.ledger
-        shared = table.held_by_others(claims.slots // group.page_size, claims.rows) & (claims.rows != LEAVING_ROW)
+        shared = table.held_by_others(pages_of(claims.slots, group.page_size), claims.rows) & (
+            claims.rows != LEAVING_ROW
+        )
         if not shared.any():
             return
         claims = claims.take(shared)
@@ -92,7 +94,7 @@ class LedgerChecks:
         or moved do not count against it.
         """
         group, table = self._group, self._group.rows
-        claimed = claims.slots // group.page_size
+        claimed = pages_of(claims.slots, group.page_size)
         entry_pages, entry_rows, entry_indices = table.entries_of(np.unique(claimed))
         order = np.argsort(entry_pages, kind="stable")
         entry_pages = entry_pages[order]
@@ -101,7 +103,7 @@ class LedgerChecks:
         entry, claim = expand(first, last - first)
         entry = order[entry]
         holder = entry_rows[entry]
-        place = table.position_in(holder, entry_indices[entry], claims.slots[claim] % group.page_size)
+        place = table.position_in(holder, entry_indices[entry], offsets_of(claims.slots[claim], group.page_size))
         other = (holder != claims.rows[claim]) & (place >= 0)
         other &= (claims.rows[claim] >= 0) | (table.changed_by[holder] != op)
         return claim[other], holder[other], place[other]

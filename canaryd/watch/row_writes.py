@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from canaryd.watch.appends import Appends
 from canaryd.watch.burst import I64
 from canaryd.watch.cause import MAX_POSITIONS, Cause, MalformedSets, bounded, column
-from canaryd.watch.columns import Mask, changes
+from canaryd.watch.columns import Mask, changes, offsets_of, pages_of
 from canaryd.watch.counters import Check, Counters, Oddity
 from canaryd.watch.group import Group
 from canaryd.watch.ledger import HAS_CHAIN, HAS_POSITION
@@ -74,23 +75,27 @@ class RowWrites:
         self._group = group
         self._checks = checks
         self._counters = counters
+        self._appends = Appends(group, checks)
 
     def apply(self, writes: Writes, cause: Cause) -> None:
         """Tokens were written. Raises MalformedSets."""
-        stretches = self._stretches(writes, cause)
-        if not stretches.slots.size:
-            return
-        for wave in _waves(stretches):
-            self._write(wave, cause)
-
-    def _stretches(self, writes: Writes, cause: Cause) -> Stretches:
         counts, positions = column(writes.counts), column(writes.positions)
         tokens, slots = column(writes.tokens), column(writes.slots)
         n = slots.size
-        same = positions.size == n and tokens.size == n and counts.size == len(writes.rows)
-        if not same or (counts < 0).any() or int(counts.sum()) != n:
+        if not n == positions.size == tokens.size == int(counts.sum()) or counts.size != len(writes.rows):
             raise MalformedSets("columns of writes differ in length")
+        if counts.size and int(counts.min()) < 0:
+            raise MalformedSets("a negative count")
+        distinct = None if cause.remapped else self._group.rows.distinct(writes.rows)
+        if distinct is not None and self._appends.apply(
+            distinct, counts, positions=positions, tokens=tokens, slots=slots, cause=cause
+        ):
+            return
         rows = np.repeat(self._indices(writes.rows, cause), counts)
+        for wave in _waves(self._stretches(rows, positions, tokens, slots, cause)):
+            self._write(wave, cause)
+
+    def _stretches(self, rows: I64, positions: I64, tokens: I64, slots: I64, cause: Cause) -> Stretches:
         inside = (slots >= 0) & (slots < self._group.num_slots)
         if not inside.all():
             out = ~inside
@@ -236,7 +241,7 @@ class RowWrites:
             seeds = np.where(at_head, table.head[seg_rows], prev_hash[starts])[compute]
             chosen = np.repeat(compute, lengths)
             offsets = np.concatenate([[0], np.cumsum(lengths[compute])])
-            new_prev, new_after = self._group.chain(seeds, tokens[chosen], stretches.positions[chosen], offsets)
+            new_prev, new_after = self._group.chains.runs(seeds, tokens[chosen], stretches.positions[chosen], offsets)
             prev_hash[chosen], after[chosen] = new_prev, new_after
             hashes[flat[chosen]] = new_prev
             hashes[flat[chosen] + 1] = new_after
@@ -288,27 +293,24 @@ class RowWrites:
         rows, slots = claims.rows, claims.slots
         places = table.ring_index(claims.positions)
         fits = rows >= 0
-        off = fits & (slots % group.page_size != places % group.page_size)
+        off = fits & (offsets_of(slots - places, group.page_size) != 0)
         if off.any():
             detail = "slot is not its position's place in a page"
             self._checks.fault(Check.RANGE, slots[off], rows[off], claims.positions[off], cause=cause, detail=detail)
             fits &= ~off
+        indices, pages = pages_of(places, group.page_size), pages_of(slots, group.page_size)
         stays = None
         if cause.remapped:
-            left = fits & self._left_behind(rows, places // group.page_size, slots // group.page_size, cause)
+            left = fits & self._left_behind(rows, indices, pages, cause)
             fits &= ~left
             stays = ~left
         if not fits.all():
-            rows, slots, places = rows[fits], slots[fits], places[fits]
+            rows, indices, pages = rows[fits], indices[fits], pages[fits]
             if not rows.size:
                 return stays
-        indices, pages = places // group.page_size, slots // group.page_size
         first = changes(rows) | changes(indices) | changes(pages)
         rows, indices, pages = rows[first], indices[first], pages[first]
-        moved, at = table.set_pages(rows, indices, pages)
-        if moved.size:
-            table.revise(moved)
-            np.minimum.at(table.link_cursor, moved, np.zeros_like(at) if group.ring else at * group.page_size)
+        table.set_pages(rows, indices, pages)
         if not group.ring:
             self._checks.repeated(rows, indices, pages, cause)
         return stays
@@ -321,7 +323,7 @@ class RowWrites:
         for (group, name), start in cause.remapped.items():
             if group == self._group.number and name in table.index:
                 starts[table.index[name]] = start
-        held = table.slots_at(rows, table.page_size * indices) // table.page_size
+        held = pages_of(table.slots_at(rows, table.page_size * indices), table.page_size)
         left: Mask = (indices >= starts[rows]) & (held >= 0) & (held != pages)
         return left
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from canaryd.watch.arena import Arena
 from canaryd.watch.burst import I64
-from canaryd.watch.columns import Mask, changes, expand
+from canaryd.watch.columns import Mask, changes, expand, offsets_of, pages_of
 
 UNKNOWN_ROW = -1
 LEAVING_ROW = -2
@@ -28,6 +28,9 @@ _FIELDS = (
     "changed_by",
 )
 
+_ONE_HOLDER = 1 << 40
+"""More than the sum of the row indices of all list entries."""
+
 
 class Rows:
     """Rows by index, an index per name while the row is open. All per-row arrays are int64.
@@ -38,8 +41,8 @@ class Rows:
     the row grows. changed_by: the op whose end opened or remapped it last. link_cursor: links below were checked
     since the row's last change. linked_at: when the last walk over all links began.
 
-    `holders` counts per page the row list entries that name it, `holder_sum` adds up their row index + 1, so that of
-    one holder the sum says which.
+    `holders` counts per page the row list entries that name it, `holder_sum` adds up `_ONE_HOLDER` + row index + 1 for
+    each, so that it says of one holder which, and of several that there are several.
 
     Args:
         num_pages, page_size, ring: shape of the group.
@@ -50,6 +53,8 @@ class Rows:
         self.page_size = page_size
         self.ring = ring
         self.index: dict[str, int] = {}
+        self._named: list[str] = []
+        self._named_rows: I64 | None = None
         self.names: list[str] = []
         self.open: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.length: I64
@@ -76,6 +81,20 @@ class Rows:
     def __len__(self) -> int:
         return len(self.index)
 
+    def distinct(self, names: list[str]) -> I64 | None:
+        """The rows of `names` [k], None if one is not open or comes twice. Steps name the rows of the step before."""
+        if self._named_rows is not None and names == self._named:
+            return self._named_rows
+        try:
+            rows = list(map(self.index.__getitem__, names))
+        except KeyError:
+            return None
+        if len(set(rows)) < len(rows):
+            return None
+        self._named = [self.names[row] for row in rows]
+        self._named_rows = np.array(rows, dtype=np.int64)
+        return self._named_rows
+
     # --- opening and closing ------------------------------------------------------------------------------------------
 
     def add(self, name: str, namespace: int, head: int, now: float) -> int:
@@ -84,6 +103,7 @@ class Rows:
             self._grow()
         row = self._free.pop()
         self.index[name] = row
+        self._named_rows = None
         self.names[row] = name
         self.open[row] = True
         for field in ("length", "page_count", "chain_first", "chain_last", "ids_length", "link_cursor"):
@@ -101,6 +121,7 @@ class Rows:
         row = self.index.pop(name, None)
         if row is None:
             return False
+        self._named_rows = None
         self._release_pages(row, 0)
         self.page_lists.release(row)
         self.content.release(row)
@@ -114,6 +135,7 @@ class Rows:
         """Forgets all rows."""
         self._free = list(range(len(self.names)))
         self.index.clear()
+        self._named_rows = None
         self.names = [""] * len(self.names)
         self.open[:] = False
         self.page_lists.clear()
@@ -153,25 +175,28 @@ class Rows:
         self.page_count[row] = start + pages.size
         self._hold(pages, np.full(pages.size, row), 1)
 
-    def set_pages(self, rows: I64, indices: I64, pages: I64) -> tuple[I64, I64]:
-        """Entry `indices[i]` of `rows[i]` becomes `pages[i]`; unchanged ones are legal. Returns the rows whose entry
-        named another page before, and these entries' indices."""
+    def set_pages(self, rows: I64, indices: I64, pages: I64) -> None:
+        """Entry `indices[i]` of `rows[i]` becomes `pages[i]`; unchanged ones are legal. Of an entry that comes several
+        times, which must be in a row, the first change counts. Rows whose entry named another page before are changed,
+        and their links checked again from there on."""
         lists = self.page_lists
         lists.ensure(rows, indices + 1)
         flat = lists.offset[rows] + indices
         before = lists.data[0][flat]
-        moved = before != pages
-        if not moved.any():
-            return rows[:0], indices[:0]
-        flat, where = np.unique(flat[moved], return_index=True)
-        where = np.flatnonzero(moved)[where]
-        rows, indices, pages, before = rows[where], indices[where], pages[where], before[where]
+        moved = (before != pages).nonzero()[0]
+        if not moved.size:
+            return
+        moved = moved[changes(flat[moved])]
+        flat, rows, indices, pages, before = flat[moved], rows[moved], indices[moved], pages[moved], before[moved]
         lists.data[0][flat] = pages
         np.maximum.at(self.page_count, rows, indices + 1)
-        self._hold(before, rows, -1)
         self._hold(pages, rows, 1)
         replaced = before != HOLE
-        return rows[replaced], indices[replaced]
+        if np.count_nonzero(replaced):
+            rows, indices = rows[replaced], indices[replaced]
+            self._hold(before[replaced], rows, -1)
+            self.revise(rows)
+            np.minimum.at(self.link_cursor, rows, np.zeros_like(indices) if self.ring else indices * self.page_size)
 
     def _release_pages(self, row: int, start: int) -> None:
         first, count = int(self.page_lists.offset[row]), int(self.page_count[row])
@@ -185,7 +210,7 @@ class Rows:
         if not there.all():
             pages, rows = pages[there], rows[there]
         np.add.at(self.holders, pages, by)
-        np.add.at(self.holder_sum, pages, by * (rows + 1))
+        np.add.at(self.holder_sum, pages, by * (rows + (_ONE_HOLDER + 1)))
 
     def pages_of(self, row: int) -> I64:
         """A view of the row's page list."""
@@ -207,11 +232,11 @@ class Rows:
     def slots_at(self, rows: I64, positions: I64) -> I64:
         """Slot of each (row, position), `HOLE` where there is none. [n]"""
         places = self.ring_index(positions)
-        indices = places // self.page_size
+        indices = pages_of(places, self.page_size)
         listed = (positions >= 0) & (indices < self.page_count[rows])
         flat = self.page_lists.offset[rows] + np.where(listed, indices, 0)
         pages = np.where(listed, self.page_lists.data[0][flat], HOLE)
-        return np.where(pages == HOLE, HOLE, pages * self.page_size + places % self.page_size)
+        return np.where(pages == HOLE, HOLE, pages * self.page_size + offsets_of(places, self.page_size))
 
     def written_positions(self, rows: I64) -> tuple[I64, I64]:
         """All existing positions of `rows` [n]: (row, position) of each."""
@@ -230,10 +255,14 @@ class Rows:
 
     # --- holders ------------------------------------------------------------------------------------------------------
 
+    def hold_alone(self, rows: I64, pages: I64) -> bool:
+        """Whether one list entry names each of `pages` [n], and that is one of `rows[i]`."""
+        return not np.count_nonzero(self.holder_sum[pages] != rows + (_ONE_HOLDER + 1))
+
     def held_by_others(self, pages: I64, rows: I64) -> Mask:
         """Whether a list entry other than one of `rows[i]` names `pages[i]`. [n]"""
-        count = self.holders[pages]
-        shared: Mask = (count > 1) | ((count == 1) & (self.holder_sum[pages] != rows + 1))
+        held = self.holder_sum[pages]
+        shared: Mask = (held > 0) & (held != rows + (_ONE_HOLDER + 1))
         return shared
 
     def entries_of(self, pages: I64) -> tuple[I64, I64, I64]:
@@ -250,7 +279,7 @@ class Rows:
         if not 0 <= page < self.num_pages or not self.holders[page]:
             return UNKNOWN_ROW
         if self.holders[page] == 1:
-            return int(self.holder_sum[page]) - 1
+            return int(self.holder_sum[page]) - _ONE_HOLDER - 1
         return int(self.entries_of(np.array([page]))[1][0])
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from canaryd.watch.burst import I64, Runs
-from canaryd.watch.columns import Mask
+from canaryd.watch.columns import Mask, offsets_of, pages_of
 
 
 def run_starts(slots: I64, page_size: int, breaks: Mask) -> Mask:
     """Where a run must start: where `breaks` [n] says so, and where the place in the page does not go on."""
     starts = breaks.copy()
     starts[:1] = True
-    offsets = slots % page_size
+    offsets = offsets_of(slots, page_size)
     follows = (offsets[1:] == offsets[:-1] + 1) & (slots[1:] == slots[:-1] + 1)
     follows |= (offsets[1:] == 0) & (offsets[:-1] == page_size - 1)
     starts[1:] |= ~follows
@@ -22,11 +22,11 @@ def run_starts(slots: I64, page_size: int, breaks: Mask) -> Mask:
 def make_runs(slots: I64, positions: I64, starts: Mask, page_size: int) -> Runs:
     """Runs over `slots` [n] in their order. `starts` [n] comes from `run_starts`; `positions` [n]: those of run starts
     are used, the others follow."""
-    offsets = slots % page_size
+    offsets = offsets_of(slots, page_size)
     page_heads = np.flatnonzero(starts | (offsets == 0))
     heads = np.flatnonzero(starts)
     return Runs(
-        pages=slots[page_heads] // page_size,
+        pages=pages_of(slots[page_heads], page_size),
         page_offsets=np.concatenate([np.searchsorted(page_heads, heads), [page_heads.size]]).astype(np.int64),
         first_offsets=offsets[heads],
         lengths=np.diff(np.append(heads, slots.size)),
