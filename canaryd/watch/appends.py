@@ -34,12 +34,12 @@ class Appends:
 
         Args:
             rows: open rows [k], each once.
-            counts: items of each row, >= 0 [k], summing to n.
+            counts: items of each row, >= 1 [k], summing to n.
             positions, tokens, slots: [n].
             cause: the op.
         """
         group, table = self._group, self._group.rows
-        if group.ring or not slots.size or int(counts.min()) < 1 or int(tokens.min()) < 0:
+        if group.ring or int(tokens.min()) < 0:
             return False
         single = rows.size == slots.size
         starts = NO_STARTS if single else np.cumsum(counts) - counts

@@ -36,8 +36,13 @@ class Arena:
         """Room for `sizes[i]` elements in the list of `rows[i]`; loops only over lists that must move."""
         short = (self.capacity[rows] < sizes).nonzero()[0]
         for row, size in zip(rows[short].tolist(), sizes[short].tolist(), strict=True):
-            if self.capacity[row] < size:
-                self._move(row, max(_SMALLEST, 2 * int(self.capacity[row]), size))
+            self.reserve(row, size)
+
+    def reserve(self, row: int, size: int) -> None:
+        """Room for `size` elements in the list of one row."""
+        capacity = int(self.capacity[row])
+        if capacity < size:
+            self._move(row, max(_SMALLEST, 2 * capacity, size))
 
     def release(self, row: int) -> None:
         """Gives the room of one list back."""

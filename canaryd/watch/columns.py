@@ -40,6 +40,12 @@ def slots_of_pages(pages: I64, page_size: int) -> I64:
     return (pages[:, None] * page_size + np.arange(page_size)).ravel()
 
 
+def distinct(values: I64) -> I64:
+    """The elements of `values` [n] sorted, each once: several times as fast as `np.unique`."""
+    ordered = np.sort(values)
+    return ordered[changes(ordered)]
+
+
 def changes(values: I64) -> Mask:
     """True where an element differs from the one before it, and at the first one. [n]"""
     mask = np.ones(values.size, dtype=np.bool_)

@@ -6,7 +6,7 @@ import numpy as np
 
 from canaryd.watch.burst import I64
 from canaryd.watch.cause import MAX_POSITIONS, Cause, MalformedSets, bounded, column
-from canaryd.watch.columns import offsets_of
+from canaryd.watch.columns import distinct, offsets_of
 from canaryd.watch.counters import Check, Counters, Oddity, Rebless, Skip
 from canaryd.watch.findings import FindingLog
 from canaryd.watch.group import Group
@@ -61,7 +61,8 @@ class FinalSets:
                 )
         rows.length[row] = length
         self._learn_identity(row, ids, length)
-        self._see_prefix(row, np.arange(pages.size), cause)
+        if length:
+            self._see_prefix(row, np.arange(pages.size), cause)
         self._claimed[row] = 0
         rows.changed_by[row] = cause.op
         return row
@@ -84,8 +85,7 @@ class FinalSets:
         rows.replace_pages(row, start, moved)
         if not group.ring:
             rows.length[row] = min(int(rows.length[row]), int(rows.page_count[row]) * group.page_size)
-        one = np.array([row])
-        rows.revise(one)
+        rows.revise(row)
         first = 0 if group.ring else start * group.page_size
         rows.link_cursor[row] = min(int(rows.link_cursor[row]), first)
         self._claimed[row] = min(start, self._claimed.get(row, start))
@@ -100,8 +100,9 @@ class FinalSets:
         opened and moved, because a page may change hands among them."""
         if cause.judged:
             for row, start in self._claimed.items():
-                self.checks.pages_of_row(row, start, cause)
-                self.checks.claimed_prefix(row, start, cause)
+                if self._group.rows.length[row]:
+                    self.checks.pages_of_row(row, start, cause)
+                    self.checks.claimed_prefix(row, start, cause)
         self._claimed.clear()
 
     def _known_pages(self, row: int, pages: I64, length: int, cause: Cause) -> I64:
@@ -129,7 +130,7 @@ class FinalSets:
     def _learn_identity(self, row: int, ids: I64, length: int) -> None:
         """Ids and chain hashes of a row that opens: from its ids, else from the slot before its first write."""
         group, rows = self._group, self._group.rows
-        rows.content.ensure(np.array([row]), np.array([max(ids.size, length) + 1]))
+        rows.content.reserve(row, max(ids.size, length) + 1)
         first = int(rows.content.offset[row])
         tokens, hashes = rows.content.data
         rows.ids_length[row] = ids.size
@@ -142,7 +143,7 @@ class FinalSets:
             hashes[first + ids.size] = after[-1]
         else:
             hashes[first] = rows.head[row]
-        unknown = np.flatnonzero(ids < 0)
+        unknown = (ids < 0).nonzero()[0]
         known = int(unknown[0]) if unknown.size else int(ids.size)
         rows.chain_first[row], rows.chain_last[row] = 0, known
         if known < length:
@@ -162,6 +163,8 @@ class FinalSets:
         """Slots that a row came to hold without writing them, in its pages at `index` [p]: those that were freed are
         doubted."""
         rows, ledger = self._group.rows, self._group.ledger
+        if not self._group.ring:
+            index = index[index * self._group.page_size < rows.length[row]]
         pages = rows.pages_of(row)[index]
         index, pages = index[pages != HOLE], pages[pages != HOLE]
         slots = ledger.in_pages(pages)
@@ -176,7 +179,7 @@ class FinalSets:
         """Counts the slots that rows came to hold since the last call and of which no write is known, which is legal:
         after all of an end's writes and copies, which may have named them."""
         if self._prefixes:
-            states = self._group.ledger.state[np.unique(np.concatenate(self._prefixes))]
+            states = self._group.ledger.state[distinct(np.concatenate(self._prefixes))]
             unknown = (states == SlotState.UNKNOWN) | (states == SlotState.VOID)
             self._counters.skipped[Skip.UNKNOWN_PREFIX] += int(np.count_nonzero(unknown))
             self._prefixes.clear()
@@ -204,7 +207,7 @@ class FinalSets:
         named = column(pages)
         inside = self._group.pages_in_range(named)
         self._counters.oddities[Oddity.BAD_PAGE] += int(np.count_nonzero(~inside))
-        return np.unique(named[inside])
+        return distinct(named[inside])
 
     def _existing(self, pages: Column, cause: Cause) -> I64:
         """Unique pages of the group; the others are reported."""
@@ -213,7 +216,7 @@ class FinalSets:
         if not inside.all():
             outside = bounded(named[~inside]) * self._group.page_size
             self._outside(outside, cause)
-        return np.unique(named[inside])
+        return distinct(named[inside])
 
     def _outside(self, slots: I64, cause: Cause) -> None:
         none = np.full(slots.size, -1)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from canaryd.watch.burst import I64
-from canaryd.watch.columns import Mask, pages_of, slots_of_pages
+from canaryd.watch.columns import Mask, distinct, pages_of, slots_of_pages
 from canaryd.watch.counters import Counters, Skip
 from canaryd.watch.report import SlotState
 
@@ -22,6 +22,8 @@ NEVER = -np.inf
 _STATE = np.uint8
 _UNSTAMPED = np.zeros(len(SlotState), dtype=np.bool_)
 _UNSTAMPED[[SlotState.PENDING, SlotState.PROVISIONAL]] = True
+_OUTLIVES_FREEING = np.zeros(len(SlotState), dtype=np.bool_)
+_OUTLIVES_FREEING[[SlotState.SETTLED, SlotState.SUSPECT, SlotState.DOUBT, SlotState.FREED]] = True
 _COUNTS = _UNSTAMPED.copy()
 _COUNTS[[SlotState.SETTLED, SlotState.SUSPECT, SlotState.DOUBT]] = True
 
@@ -104,11 +106,11 @@ class Ledger:
     def free(self, slots: I64) -> None:
         """`slots` [n] leave the guarded set; their generation stays."""
         slots = self.unreserved(slots)
-        self._counters.skipped[Skip.FREED] += int(np.count_nonzero(_UNSTAMPED[self.state[slots]]))
+        before = self.state[slots]
+        self._counters.skipped[Skip.FREED] += int(np.count_nonzero(_UNSTAMPED[before]))
         self._counters.freed += slots.size
-        stamped = np.isin(self.state[slots], (SlotState.SETTLED, SlotState.SUSPECT, SlotState.DOUBT, SlotState.FREED))
-        self.state[slots[stamped]] = SlotState.FREED
-        self.forget(slots[~stamped], SlotState.FREED)
+        self.state[slots] = SlotState.FREED
+        self.forget(slots[~_OUTLIVES_FREEING[before]], SlotState.FREED)
 
     def revive(self, slots: I64, now: float) -> None:
         """Freed `slots` [n] are in use again without a write: those that were stamped are doubted from `now` on."""
@@ -122,6 +124,8 @@ class Ledger:
 
     def forget(self, slots: I64, state: SlotState) -> None:
         """Drops the identity of `slots` [n]."""
+        if not slots.size:
+            return
         self.state[slots] = state
         self.flags[slots] = 0
         self.token[slots] = -1
@@ -180,7 +184,7 @@ class Ledger:
                 self._queued += slots.size - taken[-1].size
         for slots in held_back:
             self.enqueue(slots)
-        return np.unique(np.concatenate(taken)) if taken else np.zeros(0, dtype=np.int64)
+        return distinct(np.concatenate(taken)) if taken else np.zeros(0, dtype=np.int64)
 
     def guarded_in(self, pages: I64 | None) -> int:
         """Slots of `pages` [p], or of the group, whose content counts: written or stamped, and not lost since."""

@@ -84,9 +84,10 @@ class RowWrites:
         n = slots.size
         if not n == positions.size == tokens.size == int(counts.sum()) or counts.size != len(writes.rows):
             raise MalformedSets("columns of writes differ in length")
-        if counts.size and int(counts.min()) < 0:
+        least = int(counts.min()) if counts.size else 0
+        if least < 0:
             raise MalformedSets("a negative count")
-        distinct = None if cause.remapped else self._group.rows.distinct(writes.rows)
+        distinct = self._group.rows.distinct(writes.rows) if least and not cause.remapped else None
         if distinct is not None and self._appends.apply(
             distinct, counts, positions=positions, tokens=tokens, slots=slots, cause=cause
         ):

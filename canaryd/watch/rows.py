@@ -106,14 +106,14 @@ class Rows:
         self._named_rows = None
         self.names[row] = name
         self.open[row] = True
-        for field in ("length", "page_count", "chain_first", "chain_last", "ids_length", "link_cursor"):
-            getattr(self, field)[row] = 0
+        self.length[row] = self.page_count[row] = self.ids_length[row] = self.link_cursor[row] = 0
+        self.chain_first[row] = self.chain_last[row] = 0
         self.namespace[row] = namespace
         self.head[row] = head
         self.linked_at[row] = now
-        self.content.ensure(np.array([row]), np.array([1]))
+        self.content.reserve(row, 1)
         self.content.data[1][self.content.offset[row]] = head
-        self.revise(np.array([row]))
+        self.revise(row)
         return row
 
     def remove(self, name: str) -> bool:
@@ -127,7 +127,7 @@ class Rows:
         self.content.release(row)
         self.open[row] = False
         self.names[row] = ""
-        self.revise(np.array([row]))
+        self.revise(row)
         self._free.append(row)
         return True
 
@@ -158,8 +158,8 @@ class Rows:
         self.names.extend([""] * (size - old))
         self._free.extend(range(size - 1, old - 1, -1))
 
-    def revise(self, rows: I64) -> None:
-        """Marks `rows` [n] as changed."""
+    def revise(self, rows: I64 | int) -> None:
+        """Marks one row, or `rows` [n], as changed."""
         self._revisions += 1
         self.revision[rows] = self._revisions
 
@@ -169,11 +169,11 @@ class Rows:
         """The page list from index `start` on becomes `pages` [p] (each in range or `HOLE`). A list that is shorter has
         holes up to `start`."""
         self._release_pages(row, min(start, int(self.page_count[row])))
-        self.page_lists.ensure(np.array([row]), np.array([start + pages.size]))
+        self.page_lists.reserve(row, start + pages.size)
         first = int(self.page_lists.offset[row]) + start
         self.page_lists.data[0][first : first + pages.size] = pages
         self.page_count[row] = start + pages.size
-        self._hold(pages, np.full(pages.size, row), 1)
+        self._hold(pages, row, 1)
 
     def set_pages(self, rows: I64, indices: I64, pages: I64) -> None:
         """Entry `indices[i]` of `rows[i]` becomes `pages[i]`; unchanged ones are legal. Of an entry that comes several
@@ -200,15 +200,17 @@ class Rows:
 
     def _release_pages(self, row: int, start: int) -> None:
         first, count = int(self.page_lists.offset[row]), int(self.page_count[row])
+        if start >= count:
+            return
         view = self.page_lists.data[0][first + start : first + count]
-        self._hold(view, np.full(view.size, row), -1)
+        self._hold(view, row, -1)
         view[:] = HOLE
-        self.page_count[row] = min(start, count)
+        self.page_count[row] = start
 
-    def _hold(self, pages: I64, rows: I64, by: int) -> None:
+    def _hold(self, pages: I64, rows: I64 | int, by: int) -> None:
         there = pages != HOLE
-        if not there.all():
-            pages, rows = pages[there], rows[there]
+        if np.count_nonzero(there) < pages.size:
+            pages, rows = pages[there], rows if isinstance(rows, int) else rows[there]
         np.add.at(self.holders, pages, by)
         np.add.at(self.holder_sum, pages, by * (rows + (_ONE_HOLDER + 1)))
 
