@@ -13,6 +13,7 @@ from canary_kernels.scheme import Scheme
 
 _BLOCK = 256
 _CHUNK = 1024
+_WARPS = 4
 
 FACTOR = tl.constexpr(0xD1342543DE82EF95 - (1 << 64))
 INVERSE = tl.constexpr(0x572B5EE77A54E3BD)
@@ -267,7 +268,7 @@ def enqueue_stamp(
         NATIVE=native,
         BLOCK=_BLOCK,
         CHUNK=_CHUNK,
-        num_warps=4,
+        num_warps=_WARPS,
     )
 
 

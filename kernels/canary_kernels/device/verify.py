@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from canary_kernels.context import VerifyOrWriteContext, VerifyPlan, hashed_sources, slot_limit
-from canary_kernels.device.real_kv import fold_entries
+from canary_kernels.device.real_kv import combined_folds, fold_entries
 from canary_kernels.device.records import (
     POSITION,
     PREV_HASH,
@@ -34,23 +34,22 @@ def canary_verify_kernel(
     ring_index,
     slot_counter,
     kernel_counter,
-    real_hashes,
+    folds,
     stride: tl.int64,
     num_slots: tl.int64,
     slot_limit: tl.int64,
     capacity: tl.int64,
     ring_capacity: tl.int64,
     kind: tl.int64,
-    HAS_REAL: tl.constexpr,
+    NUM_SOURCES: tl.constexpr,
     CHECK_TOKEN: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Stored record of each entry against mix3(predecessor), expected position and token, and its real-KV hash.
 
-    A tile of entries per program, one lane each. Reads the plan, the entry's record, its predecessor's and, with
-    HAS_REAL, the hash that was folded from its bytes beforehand (0 without); writes the counters and a row per failing
-    entry.
+    A tile of entries per program, one lane each. Reads the plan, the entry's record, its predecessor's and the folds of
+    its bytes from each source, made beforehand; writes the counters and a row per failing entry.
 
     Floor: 32 bytes of plan and 56 of records per entry.
     """
@@ -77,9 +76,7 @@ def canary_verify_kernel(
         position = load_field(buffer, stride, slot, POSITION, inside, ALIGNED)
         chain_hash = load_field(buffer, stride, slot, PREV_HASH, inside, ALIGNED)
         real_hash = load_field(buffer, stride, slot, REAL_HASH, inside, ALIGNED)
-        real = tl.zeros_like(slot)
-        if HAS_REAL:
-            real = tl.load(real_hashes + entry, mask=inside, other=0)
+        real = combined_folds(folds, entry, capacity, inside, NUM_SOURCES)
         # slot 0 is padding: a predecessor there says nothing about the chain
         expected_hash = next_hash(buffer, stride, num_slots, prev, inside & (prev != 0), ALIGNED)
         expected_hash = tl.where((prev == 0) | (prev >= num_slots), chain_hash, expected_hash)
@@ -112,8 +109,8 @@ def run_canary_verify(*, context: VerifyOrWriteContext, plan: VerifyPlan, check_
     sources = hashed_sources(context)
     capacity = plan.verify_slot_indices.shape[0]
     limit = slot_limit(buffer.shape[0], sources)
-    # without sources the kernel reads no hash: any int64 tensor stands in
-    real_hashes = fold_entries(plan, sources, limit) if sources else plan.verify_slot_indices
+    # without sources the kernel reads no fold: any int64 tensor stands in
+    folds = fold_entries(plan, sources, limit) if sources else plan.verify_slot_indices
     # one program even for no capacity: the launch itself is counted
     canary_verify_kernel[(max(1, triton.cdiv(capacity, _BLOCK)),)](
         buffer,
@@ -127,14 +124,14 @@ def run_canary_verify(*, context: VerifyOrWriteContext, plan: VerifyPlan, check_
         context.violation_write_index,
         context.slot_run_counter,
         context.kernel_run_counter,
-        real_hashes,
+        folds,
         buffer.shape[1],
         buffer.shape[0],
         limit,
         capacity,
         context.violation_ring.shape[0],
         int(context.kernel_kind),
-        HAS_REAL=bool(sources),
+        NUM_SOURCES=len(sources),
         CHECK_TOKEN=bool(check_verify_expected_token),
         ALIGNED=records_are_aligned(buffer),
         BLOCK=_BLOCK,
