@@ -53,6 +53,7 @@ _PAGES = 9
 _PAGE_SIZE = 4
 _SLOT_BYTES = 64
 _LENGTH = 13
+_SCRATCH_ITEMS = 64
 _RING_ROWS = 16
 _VIOLATION_SLOT = 1
 _VIOLATION_BITS = 7
@@ -195,7 +196,9 @@ class _Trial:
     def own_kernels(self) -> None:
         """Stamp, verify clean, then one fault of each kind."""
         self._wait()
-        backend = make_backend([self._layout], scheme=self._scheme, key=self._key, backend=self._backend)
+        backend = make_backend(
+            [self._layout], scheme=self._scheme, key=self._key, backend=self._backend, chunk_items=_SCRATCH_ITEMS
+        )
         try:
             self._own_kernels(backend)
         finally:

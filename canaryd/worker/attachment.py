@@ -44,7 +44,7 @@ class Attachment:
         fds: the side connection's descriptors, the announce page first; they stay the caller's.
         settings: the worker's settings.
         count_launches: called with the launches by kernel of each burst.
-        before_compiling: called before a burst that may compile kernels.
+        before_compiling: called before kernels may be compiled.
     """
 
     def __init__(
@@ -57,9 +57,6 @@ class Attachment:
     ) -> None:
         self._attach = attach
         self._count_launches = count_launches
-        self._before_compiling = before_compiling
-        self._compiles = settings.device != HOST or settings.backend == "triton"
-        self._compiled: set[tuple[int, bool, bool, bool]] = set()
         self._on_host = settings.device == HOST
         self._groups = {group.name: number for number, group in enumerate(attach.groups)}
         self.scheme: Literal["native", "sglang"] = attach.scheme or settings.scheme
@@ -76,6 +73,8 @@ class Attachment:
             self.slots = sum(layout.num_slots for layout in layouts)
             self.size = sum(memory.size for memory in attach.memories)
             key = secrets.randbits(64)
+            if settings.device != HOST or settings.backend == "triton":
+                before_compiling()
             self._backend = make_backend(layouts, scheme=self.scheme, key=key, backend=settings.backend)
             del layouts
             self.watch = Watch(
@@ -175,18 +174,7 @@ class Attachment:
                 self._not_before = now + _IDLE_SECONDS
                 return
             self._running = burst, now
-            self._announce_compiling(burst)
             self._on_device(lambda: self._backend.start(burst), now)
-
-    def _announce_compiling(self, burst: Burst) -> None:
-        """Each kind of work of each group compiles its kernels when it comes first."""
-        kinds = {
-            (work.group, work.stamps is not None, work.compare is not None, work.links is not None)
-            for work in burst.works
-        }
-        if self._compiles and not kinds <= self._compiled:
-            self._compiled |= kinds
-            self._before_compiling()
 
     def fetch(self, clock: Callable[[], float]) -> None:
         """Judge the running burst if its device work is complete. Raises BackendError as `step`."""

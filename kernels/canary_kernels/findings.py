@@ -23,14 +23,6 @@ class Findings:
             count=torch.zeros(1, dtype=torch.int64, device=device),
         )
 
-    @classmethod
-    def allocate_pinned(cls, *, capacity: int, width: int) -> Findings:
-        """Page-locked host memory that device findings are copied to."""
-        return cls(
-            rows=torch.zeros((capacity, width), dtype=torch.int64, pin_memory=True),
-            count=torch.zeros(1, dtype=torch.int64, pin_memory=True),
-        )
-
     def reset(self) -> None:
         """Empties the findings; on CUDA in the current stream."""
         self.count.zero_()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from canary_kernels import set_launch_observer
 
-import canaryd.backend.pool_backend as backend_module
+import canaryd.backend.reference_backend as backend_module
 import canaryd.backend.selftest as selftest_module
 from canaryd.backend.selftest import SelfTest, run_and_print
 

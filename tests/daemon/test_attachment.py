@@ -255,16 +255,18 @@ def test_an_announce_page_that_is_none_is_refused(bench: Bench) -> None:
     assert refusal_of(bench) is RefusalReason.HANDLE_INVALID
 
 
-def test_compiling_is_announced_once_for_each_kind_of_work(bench: Bench) -> None:
-    attachment = bench.open()
-    bench.write(7)
-    attachment._compiles = True
-    bench.turn()
-    assert bench.compiling == 1
-    for _ in range(40):
-        bench.turn()
-    assert 1 < bench.compiling <= 8
-    attachment.close()
+def test_compiling_is_announced_before_the_backend_is_made(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    announced = []
+
+    def make_backend(*_arguments: object, **_options: object) -> object:
+        announced.append(bench.compiling)
+        raise BackendError("no compiler")
+
+    monkeypatch.setattr("canaryd.worker.attachment.make_backend", make_backend)
+    for backend in ("triton", "reference"):
+        with pytest.raises(AttachRefused, match="no compiler"):
+            bench.open(backend=backend)
+    assert announced == [1, 1]
 
 
 def test_explain_names_what_does_not_exist(bench: Bench) -> None:
