@@ -1,7 +1,8 @@
 """The engine side: begin, end, snapshot; never blocks and never raises into the engine."""
 
 from canaryd.client.client import NO_OP, Client, ClientStats
-from canaryd.client.facts import Final, Ints, SnapshotState, column, page_set, row_open
+from canaryd.client.columns import Ints, column
+from canaryd.client.facts import Final, SnapshotState, page_set, row_open
 from canaryd.client.memory import ExportedMemory, export_cuda_tensor, export_host_tensor
 from canaryd.client.sender import Timing
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Literal
 
 import msgspec
 
 import canaryd
-from canaryd.client.facts import Final, SnapshotState
+from canaryd.client.facts import Final, SnapshotState, Status
 from canaryd.client.memory import ExportedMemory
-from canaryd.client.ops import Event, FinalSource, Ops, Status
+from canaryd.client.ops import Event, FinalSource, Ops
 from canaryd.client.sender import Sender, Timing
 from canaryd.client.stream import Stream
 from canaryd.wire.messages import Attach, GroupSpec, HostShmMemory, Identity, Memory, PageSet
@@ -136,26 +136,26 @@ class Client:
         """
         if self._off:
             return NO_OP
-        started = time.perf_counter_ns()
+        started = perf_counter_ns()
         try:
-            op = self._ops.begin(lane, scope)
+            op = self._ops.begin(lane, scope, started)
         except Exception as error:  # noqa: BLE001 - the promise to the engine: nothing raises; counted and logged
             self._fail("begin", error)
             return NO_OP
-        self._ops.engine_ns += time.perf_counter_ns() - started
+        self._ops.engine_ns += perf_counter_ns() - started
         return op
 
     def end(self, op: int, status: Status = "done", final: Final | None = None) -> None:
         """The op's last write is complete. `final` names what it wrote and how rows changed."""
         if self._off or op == NO_OP:
             return
-        started = time.perf_counter_ns()
+        started = perf_counter_ns()
         try:
-            self._ops.end(op, status, final)
+            self._ops.end(op, status, final, started)
         except Exception as error:  # noqa: BLE001 - as in begin
             self._fail("end", error)
             return
-        self._ops.engine_ns += time.perf_counter_ns() - started
+        self._ops.engine_ns += perf_counter_ns() - started
 
     def end_after(self, op: int, events: Sequence[Event], final: FinalSource = None, status: Status = "done") -> None:
         """The op's last write is complete when all events are; the client's thread polls them.
@@ -165,13 +165,13 @@ class Client:
         """
         if self._off or op == NO_OP:
             return
-        started = time.perf_counter_ns()
+        started = perf_counter_ns()
         try:
-            self._ops.end_after(op, events, status, final)
+            self._ops.end_after(op, events, status, final, started)
         except Exception as error:  # noqa: BLE001 - as in begin
             self._fail("end_after", error)
             return
-        self._ops.engine_ns += time.perf_counter_ns() - started
+        self._ops.engine_ns += perf_counter_ns() - started
 
     def open_ops(self) -> frozenset[int]:
         """Ops begun whose end is not yet in the stream; a snapshot provider leaves out what their ends will tell."""

@@ -1,126 +1,151 @@
 """What an adapter says about its engine: the final set of an op and the state of a snapshot.
 
-Columns of integers may be lists, `array.array`, numpy arrays, CPU tensors or memoryviews of any integer type, or raw
-little-endian int64 as bytes. They are copied when the call is made, so the engine may reuse its buffers at once.
+An engine's thread only copies what it is given; wire columns are made of it later, on the client's thread.
 """
 
 from __future__ import annotations
 
-import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from time import perf_counter_ns
+from typing import Any, Literal
 
-from canaryd.wire.messages import Copies, PageSet, Remap, RowOpen, Writes
+from canaryd.client.columns import Ints, Kept, column, keep, kept_bytes, unkept
+from canaryd.wire.messages import Copies, End, PageSet, Remap, RowOpen, Writes
 
-T = TypeVar("T")
-Ints = bytes | bytearray | memoryview | Iterable[int]
+Status = Literal["done", "failed", "aborted"]
 
+Fact = tuple["_Kind", tuple[Any, ...], tuple[Kept, ...]]
+"""A kind, its fields that are no columns, and its columns."""
 
-def column(values: Ints) -> bytes:
-    """The values as a wire column: a copy, int64, little-endian, in C order.
-
-    Raises TypeError for what is not integers, OverflowError for an integer of more than 64 bits, ValueError for raw
-    bytes whose number is not a multiple of 8.
-    """
-    # numpy first: it is what an engine's step has, and this runs on the engine's thread
-    code = getattr(getattr(values, "dtype", None), "str", None)
-    if code == "<i8":
-        return values.tobytes()  # type: ignore[union-attr]
-    if code is not None:
-        return _from_array(values, code)
-    if isinstance(values, (bytes, bytearray)):
-        return _raw(bytes(values))
-    if isinstance(values, memoryview):
-        return _raw(values.tobytes()) if values.format == "B" else _from_integers(values.tolist())
-    numpy = getattr(values, "numpy", None)
-    if numpy is not None:
-        return column(numpy())  # a tensor: not on a GPU, or it raises TypeError
-    return _from_integers(values)
+_NAME_BYTES = 64
+"""About what the name of a row costs while it waits."""
+_FACT_BYTES = 128
+"""About what a fact costs besides its columns while it waits."""
 
 
-def _from_integers(values: Iterable[int]) -> bytes:
-    return array.array("q", values).tobytes()
-
-
-def _raw(data: bytes) -> bytes:
-    if len(data) % 8:
-        raise ValueError(f"raw columns hold 8 bytes per value, got {len(data)} bytes")
-    return data
-
-
-def _from_array(values: Any, code: str) -> bytes:
-    if code[1] not in "iu":
-        raise TypeError(f"columns hold integers, got an array of {code}")
-    return _from_integers(values.reshape(-1).tolist())
-
-
-@dataclass(kw_only=True, slots=True)
 class Final:
-    """The facts of one op, in the order in which the daemon applies them.
+    """The facts of one op. Of each kind they apply in the order in which they are told, the kinds in that of `End`.
 
-    Fill it with the methods below, or give wire structs whose columns are bytes. The methods raise nothing into the
+    The methods copy what they are given, so the engine may reuse its buffers at once. They raise nothing into the
     engine: what cannot be told is kept as `problem`, and the client, which can no longer tell the truth, turns itself
-    off at the op's end.
+    off at the op's end. What proves wrong when the message is made turns it off just so.
     """
 
-    closed: list[str] = field(default_factory=list)
-    opened: list[RowOpen] = field(default_factory=list)
-    remaps: list[Remap] = field(default_factory=list)
-    voids: list[PageSet] = field(default_factory=list)
-    writes: list[Writes] = field(default_factory=list)
-    copies: list[Copies] = field(default_factory=list)
-    freed: list[PageSet] = field(default_factory=list)
-    problem: Exception | None = None
+    __slots__ = ("engine_ns", "facts", "problem", "size")
 
-    def _tell(self, facts: list[T], make: Callable[[], T]) -> None:
-        try:
-            facts.append(make())
-        except Exception as error:  # noqa: BLE001 - the promise to the engine; the client counts and logs it
-            self.problem = self.problem or error
-
-    def close(self, row: str) -> None:
-        """The row has ended, in every group."""
-        self.closed.append(row)
-
-    def open(self, row: str, group: int, pages: Ints, length: int, *, namespace: int = 0, ids: Ints = b"") -> None:
-        """A row opens in `group`: `pages` in row order, `length` tokens already in the pool, `ids` known from 0 on."""
-        self._tell(self.opened, lambda: row_open(row, group, pages, length, namespace=namespace, ids=ids))
-
-    def remap(self, row: str, group: int, start: int, pages: Ints) -> None:
-        """From page index `start` on the row's page list is replaced by `pages`."""
-        self._tell(self.remaps, lambda: Remap(row=row, group=group, start=start, pages=column(pages)))
-
-    def void(self, group: int, pages: Ints) -> None:
-        """Pages handed out or zeroed: their content is undefined until it is written."""
-        self._tell(self.voids, lambda: page_set(group, pages))
+    def __init__(self) -> None:
+        self.facts: list[Fact] = []
+        self.problem: Exception | None = None
+        self.size = 0
+        """About how many bytes the facts hold."""
+        self.engine_ns = 0
+        """Nanoseconds that telling took."""
 
     def write(  # noqa: PLR0917 - the order is that of the wire's `Writes`
         self, group: int, rows: list[str], counts: Ints, positions: Ints, tokens: Ints, slots: Ints
     ) -> None:
         """Tokens written: `counts[i]` consecutive entries of the columns belong to `rows[i]`."""
-        self._tell(
-            self.writes,
-            lambda: Writes(
-                group=group,
-                rows=list(rows),
-                counts=column(counts),
-                positions=column(positions),
-                tokens=column(tokens),
-                slots=column(slots),
-            ),
-        )
+        # each step of an engine comes through here, on caches that its kernels' launches left cold: no loop, and
+        # nothing touched that need not be
+        started = perf_counter_ns()
+        try:
+            names = _names(rows)
+            entries = keep(slots)
+            columns = (keep(counts), keep(positions), keep(tokens), entries)
+            self.facts.append((_WRITES, (group, names), columns))
+            self.size += _FACT_BYTES + _NAME_BYTES * len(names) + 3 * kept_bytes(entries)
+        except Exception as error:  # noqa: BLE001 - the promise to the engine; the client counts and logs it
+            self.problem = self.problem or error
+        self.engine_ns += perf_counter_ns() - started
+
+    def close(self, row: str) -> None:
+        """The row has ended, in every group."""
+        self._tell(_CLOSED, (row,))
+
+    def open(self, row: str, group: int, pages: Ints, length: int, *, namespace: int = 0, ids: Ints = b"") -> None:
+        """A row opens in `group`: `pages` in row order, `length` tokens already in the pool, `ids` known from 0 on."""
+        self._tell(_OPENED, (row, group, length, namespace), pages, ids)
+
+    def remap(self, row: str, group: int, start: int, pages: Ints) -> None:
+        """From page index `start` on the row's page list is replaced by `pages`."""
+        self._tell(_REMAPS, (row, group, start), pages)
+
+    def void(self, group: int, pages: Ints) -> None:
+        """Pages handed out or zeroed: their content is undefined until it is written."""
+        self._tell(_VOIDS, (group,), pages)
 
     def copy(self, group: int, sources: Ints, destinations: Ints) -> None:
         """Slots copied inside one group, all of its regions."""
-        self._tell(
-            self.copies,
-            lambda: Copies(group=group, sources=column(sources), destinations=column(destinations)),
-        )
+        self._tell(_COPIES, (group,), sources, destinations)
 
     def free(self, group: int, pages: Ints) -> None:
         """Pages returned to the engine's allocator."""
-        self._tell(self.freed, lambda: page_set(group, pages))
+        self._tell(_FREED, (group,), pages)
+
+    def _tell(self, kind: _Kind, fields: tuple[Any, ...], *columns: Ints) -> None:
+        started = perf_counter_ns()
+        try:
+            kept = tuple(map(keep, columns))
+            self.facts.append((kind, fields, kept))
+            self.size += _FACT_BYTES + sum(map(kept_bytes, kept))
+        except Exception as error:  # noqa: BLE001 - as in write
+            self.problem = self.problem or error
+        self.engine_ns += perf_counter_ns() - started
+
+
+def end_message(op: int, status: Status, facts: Sequence[Fact]) -> End:
+    """The message of an op's end. Raises what `column` raises."""
+    lists: dict[str, list[Any]] = {}
+    for kind, fields, columns in facts:
+        lists.setdefault(kind.list, []).append(kind.make(*fields, *map(unkept, columns)))
+    return End(op=op, status=status, **lists)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of fact: the list of `End` that it goes to, and its wire form from fields and columns."""
+
+    list: str
+    make: Callable[..., Any]
+
+
+_CLOSED = _Kind("closed", lambda row: row)
+_OPENED = _Kind(
+    "opened",
+    lambda row, group, length, namespace, pages, ids: RowOpen(
+        row=row, group=group, pages=pages, length=length, namespace=namespace, ids=ids
+    ),
+)
+_REMAPS = _Kind("remaps", lambda row, group, start, pages: Remap(row=row, group=group, start=start, pages=pages))
+_VOIDS = _Kind("voids", lambda group, pages: PageSet(group=group, pages=pages))
+_WRITES = _Kind(
+    "writes",
+    lambda group, rows, counts, positions, tokens, slots: Writes(
+        group=group, rows=rows, counts=counts, positions=positions, tokens=tokens, slots=slots
+    ),
+)
+_COPIES = _Kind(
+    "copies",
+    lambda group, sources, destinations: Copies(group=group, sources=sources, destinations=destinations),
+)
+_FREED = _Kind("freed", lambda group, pages: PageSet(group=group, pages=pages))
+
+
+_last_names: list[str] = []
+
+
+def _names(rows: list[str]) -> list[str]:
+    """A copy of `rows` that nobody changes.
+
+    Most steps of an engine name the same rows as the step before, and to compare references touches less memory than
+    to take and later to drop hundreds of them.
+    """
+    global _last_names  # noqa: PLW0603 - one list, replaced as a whole
+    names = _last_names
+    if type(rows) is not list or rows != names:
+        names = _last_names = list(rows)
+    return names
 
 
 @dataclass(kw_only=True)

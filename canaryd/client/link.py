@@ -62,13 +62,6 @@ class Link:
             self._side.close()
             self.page.close()
             raise
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._side.fileno(), zmq.POLLIN)
-
-    def wait(self, timeout_ms: int) -> None:
-        """Sleep until the daemon says something or dies, at most `timeout_ms`."""
-        self._poller.poll(timeout_ms)
 
     def receive(self) -> list[ToEngine]:
         """What the daemon said since the last call; advances `state`. At most 64 answers at once.

@@ -7,20 +7,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
-from msgspec.structs import replace
-
-from canaryd.client.facts import Final, SnapshotState, column, page_set, row_open
+from canaryd.client.facts import Fact, Final, SnapshotState, Status, end_message, page_set, row_open
 from canaryd.client.stream import Stream, StreamMessage
 from canaryd.wire import limits
 from canaryd.wire.announce import AnnouncePage
-from canaryd.wire.messages import Begin, Copies, End, PageSet, Remap, RowOpen, Snapshot, Writes
+from canaryd.wire.messages import Begin, PageSet, RowOpen, Snapshot
 
-Status = Literal["done", "failed", "aborted"]
 _STATUSES = ("done", "failed", "aborted")
 _MESSAGE_BYTES = 256
-"""About what a queued message costs besides its columns."""
+"""About what a queued message costs besides its facts."""
 
 
 class Event(Protocol):
@@ -33,19 +30,24 @@ class Event(Protocol):
 
 FinalSource = Final | Callable[[], Final] | None
 
+_Told = tuple[tuple[Fact, ...], int]
+"""The facts of an end, and about how many bytes its message holds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Pending:
-    """An end that waits for the GPU: `final` is a message already, or a callable resolved when the events are done."""
+    """An end that waits for the GPU: `final` is what it tells, or a callable resolved when the events are done."""
 
     op: int
     events: tuple[Event, ...]
-    final: tuple[End, int] | Callable[[], Final]
+    final: _Told | Callable[[], Final]
     status: Status
 
 
 class Ops:
     """State of one client. Methods raise for bad arguments; the client turns that into switching itself off.
+
+    The engine's thread takes the lock once per call, and makes no message: `drain` does, on the sender's thread.
 
     Args:
         stream: numbers and queues the messages.
@@ -53,6 +55,21 @@ class Ops:
             `begin`, or on the sender's thread when no op is open and the engine is idle.
         idle_seconds: how long the engine must be silent before the sender's thread takes the snapshot.
     """
+
+    __slots__ = (
+        "_ending",
+        "_idle_ns",
+        "_last_call",
+        "_last_op",
+        "_open",
+        "_pending",
+        "_snapshot",
+        "_snapshot_wanted",
+        "engine_ns",
+        "lock",
+        "snapshots",
+        "stream",
+    )
 
     def __init__(self, stream: Stream, snapshot: Callable[[], SnapshotState], *, idle_seconds: float) -> None:
         # reentrant: a snapshot provider that calls the client must not deadlock the engine
@@ -62,73 +79,78 @@ class Ops:
         """Nanoseconds of the engine's threads spent in the client."""
         self.snapshots = 0
         self._snapshot = snapshot
-        self._idle_seconds = idle_seconds
+        self._idle_ns = int(idle_seconds * 1e9)
         self._last_op = 0
-        self._open: dict[int, Begin] = {}
+        self._open: dict[int, tuple[int, str, list[PageSet] | None]] = {}
+        """What `begin_message` makes a message of, by op."""
         self._pending: dict[str, deque[_Pending]] = {}
         self._ending: set[int] = set()
         self._snapshot_wanted = False
-        self._last_call = 0.0
+        self._last_call = 0
 
-    def begin(self, lane: str, scope: Sequence[PageSet] | None) -> int:
-        """Open an op; a snapshot that is wanted goes out before it."""
-        pages = None if scope is None else [_page_set(entry) for entry in scope]
+    def begin(self, lane: str, scope: Sequence[PageSet] | None, now: int) -> int:
+        """Open an op at `perf_counter_ns` `now`; a snapshot that is wanted goes out before it."""
         if not isinstance(lane, str):
             raise TypeError(f"a lane is named by a string, got {type(lane).__name__}")
+        pages, size = None, _MESSAGE_BYTES
+        if scope is not None:
+            pages = [_page_set(entry) for entry in scope]
+            size += sum(len(entry.pages) for entry in pages)
         with self.lock:
-            self._last_call = time.monotonic()
+            self._last_call = now
             if self._snapshot_wanted:
                 self._put_snapshot()
             if len(self._open) >= limits.MAX_OPEN_OPS:
                 raise RuntimeError(f"{limits.MAX_OPEN_OPS} ops are open: ops are begun and never ended")
-            self._last_op += 1
-            message = Begin(op=self._last_op, lane=lane, scope=pages)
-            self._open[message.op] = message
-            if self.stream.live:
-                size = _MESSAGE_BYTES + (sum(len(entry.pages) for entry in pages) if pages else 0)
-                self.stream.put(message, size)
-            return message.op
+            op = self._last_op = self._last_op + 1
+            begun = self._open[op] = (op, lane, pages)
+            self.stream.put(size, begin_message, begun)
+        return op
 
-    def end(self, op: int, status: Status, final: Final | None) -> None:
+    def end(self, op: int, status: Status, final: Final | None, now: int) -> None:
         """Close an op whose writes are complete, behind the pending ends of its lane."""
-        message, size = _end_message(op, status, final)
+        if status not in _STATUSES:
+            raise ValueError(f"status must be one of {_STATUSES}, got {status!r}")
+        facts, size = self._take(final)
         with self.lock:
-            self._last_call = time.monotonic()
-            waiting = self._pending.get(self._lane_of(op))
-            if waiting:
-                # facts of a lane apply in the order of its ops
-                waiting.append(_Pending(op=op, events=(), final=(message, size), status=status))
-                self._ending.add(op)
-            else:
-                self._close(message, size)
+            self._last_call = now
+            if self._pending:
+                waiting = self._pending.get(self._lane_of(op))
+                if waiting:
+                    # facts of a lane apply in the order of its ops
+                    waiting.append(_Pending(op=op, events=(), final=(facts, size), status=status))
+                    self._ending.add(op)
+                    return
+            self._close(op, status, facts, size)
 
-    def end_after(self, op: int, events: Sequence[Event], status: Status, final: FinalSource) -> None:
+    def end_after(self, op: int, events: Sequence[Event], status: Status, final: FinalSource, now: int) -> None:
         """Close an op once every event is done; `poll` does it."""
-        resolved = final if callable(final) else _end_message(op, status, final)
+        if status not in _STATUSES:
+            raise ValueError(f"status must be one of {_STATUSES}, got {status!r}")
+        resolved = final if callable(final) else self._take(final)
         pending = _Pending(op=op, events=tuple(events), final=resolved, status=status)
         with self.lock:
-            self._last_call = time.monotonic()
+            self._last_call = now
             self._pending.setdefault(self._lane_of(op), deque()).append(pending)
             self._ending.add(op)
 
     def poll(self) -> None:
         """Send the ends whose events are done, in order within each lane. Sender's thread only."""
+        if not self._pending:
+            return
         with self.lock:
             lanes = list(self._pending.items())
         for lane, waiting in lanes:
             while waiting and all(event.query() for event in waiting[0].events):
                 pending = waiting[0]
-                if callable(pending.final):
-                    # outside the lock: it may copy token ids from the GPU
-                    message, size = _end_message(pending.op, pending.status, pending.final())
-                else:
-                    message, size = pending.final
+                # outside the lock: it may copy token ids from the GPU
+                facts, size = _told(pending.final()) if callable(pending.final) else pending.final
                 with self.lock:
                     waiting.popleft()
                     if not waiting:
                         del self._pending[lane]
-                    self._ending.discard(message.op)
-                    self._close(message, size)
+                    self._ending.discard(pending.op)
+                    self._close(pending.op, pending.status, facts, size)
 
     def open_ops(self) -> frozenset[int]:
         """Ops begun whose end is not yet in the stream."""
@@ -138,6 +160,12 @@ class Ops:
     def pending(self) -> bool:
         """Whether ends wait for their events."""
         return bool(self._pending)
+
+    def quiet(self) -> bool:
+        """Whether the engine has been silent for a while, and nothing waits to be sent or for an event."""
+        if self._pending or len(self.stream):
+            return False
+        return time.perf_counter_ns() - self._last_call >= self._idle_ns
 
     def want_snapshot(self) -> None:
         """Take a snapshot at the next `begin`, or when the engine is idle."""
@@ -149,7 +177,7 @@ class Ops:
         if not self._snapshot_wanted:
             return
         with self.lock:
-            idle = time.monotonic() - self._last_call >= self._idle_seconds
+            idle = time.perf_counter_ns() - self._last_call >= self._idle_ns
             if self._snapshot_wanted and idle and not self._open:
                 self._put_snapshot()
 
@@ -171,16 +199,29 @@ class Ops:
             self.stream.close()
 
     def drain(self, send: Callable[[int, StreamMessage], bool]) -> int:
-        """Give waiting messages to `send` until there are none or it returns False; how many were taken."""
+        """Make waiting messages and give them to `send` until there are none or it returns False; how many were taken.
+
+        Raises what `column` raises for a fact that cannot be told; its message stays where it is.
+        """
         taken = 0
         while True:
             with self.lock:
                 head = self.stream.peek()
-            if head is None or not send(*head):
+            if head is None:
+                return taken
+            number, make, args = head
+            if not send(number, make(*args)):
                 return taken
             with self.lock:
                 self.stream.pop()
             taken += 1
+
+    def _take(self, final: Final | None) -> _Told:
+        """What the engine's thread told, and how long that took it."""
+        if final is not None:
+            self.engine_ns += final.engine_ns
+            final.engine_ns = 0
+        return _told(final)
 
     def _lane_of(self, op: int) -> str:
         begun = self._open.get(op)
@@ -188,12 +229,12 @@ class Ops:
             raise ValueError(f"op {op} is not open")
         if op in self._ending:
             raise ValueError(f"op {op} has been ended already and waits for its events")
-        return begun.lane
+        return begun[1]
 
-    def _close(self, message: End, size: int) -> None:
-        del self._open[message.op]
-        if self.stream.live:
-            self.stream.put(message, size)
+    def _close(self, op: int, status: Status, facts: tuple[Fact, ...], size: int) -> None:
+        if self._open.pop(op, None) is None:
+            raise ValueError(f"op {op} is not open")
+        self.stream.put(size, end_message, (op, status, facts))
 
     def _put_snapshot(self) -> None:
         self._snapshot_wanted = False
@@ -205,7 +246,26 @@ class Ops:
         cached = [_page_set(entry) for entry in state.cached]
         size = _MESSAGE_BYTES + sum(len(row.pages) + len(row.ids) for row in rows)
         size += sum(len(entry.pages) for entry in cached)
-        self.stream.put(Snapshot(open_ops=list(self._open.values()), rows=rows, cached=cached), size)
+        begun = [begin_message(*entry) for entry in self._open.values()]
+        self.stream.put(size, _snapshot_message, (begun, rows, cached))
+
+
+def begin_message(op: int, lane: str, scope: list[PageSet] | None) -> Begin:
+    """The message of an op's begin."""
+    return Begin(op=op, lane=lane, scope=scope)
+
+
+def _snapshot_message(open_ops: list[Begin], rows: list[RowOpen], cached: list[PageSet]) -> Snapshot:
+    return Snapshot(open_ops=open_ops, rows=rows, cached=cached)
+
+
+def _told(final: Final | None) -> _Told:
+    """What an end tells; later changes of `final` are not seen. Raises the problem that telling met."""
+    if final is None:
+        return (), _MESSAGE_BYTES
+    if final.problem is not None:
+        raise final.problem
+    return tuple(final.facts), _MESSAGE_BYTES + final.size
 
 
 def _page_set(entry: PageSet) -> PageSet:
@@ -216,61 +276,3 @@ def _row_open(row: RowOpen) -> RowOpen:
     if type(row.pages) is bytes and type(row.ids) is bytes:
         return row
     return row_open(row.row, row.group, row.pages, row.length, namespace=row.namespace, ids=row.ids)
-
-
-def _remap(remap: Remap) -> Remap:
-    return remap if type(remap.pages) is bytes else replace(remap, pages=column(remap.pages))
-
-
-def _writes(writes: Writes) -> Writes:
-    if type(writes.counts) is type(writes.positions) is type(writes.tokens) is type(writes.slots) is bytes:
-        return writes
-    return replace(
-        writes,
-        counts=column(writes.counts),
-        positions=column(writes.positions),
-        tokens=column(writes.tokens),
-        slots=column(writes.slots),
-    )
-
-
-def _copies(copies: Copies) -> Copies:
-    if type(copies.sources) is bytes and type(copies.destinations) is bytes:
-        return copies
-    return replace(copies, sources=column(copies.sources), destinations=column(copies.destinations))
-
-
-def _end_message(op: int, status: Status, final: Final | None) -> tuple[End, int]:
-    """The message with columns copied, and about how many bytes it holds."""
-    if status not in _STATUSES:
-        raise ValueError(f"status must be one of {_STATUSES}, got {status!r}")
-    if final is None:
-        return End(op=op, status=status), _MESSAGE_BYTES
-    size = _MESSAGE_BYTES
-    # on the engine's thread, once per step, with most lists empty: each list is touched only if it holds something
-    facts: dict[str, list[Any]] = {}
-    if final.problem is not None:
-        raise final.problem
-    if final.closed:
-        facts["closed"] = list(final.closed)
-    if final.opened:
-        facts["opened"] = [_row_open(row) for row in final.opened]
-        size += sum(len(row.pages) + len(row.ids) for row in facts["opened"])
-    if final.remaps:
-        facts["remaps"] = [_remap(remap) for remap in final.remaps]
-        size += sum(len(remap.pages) for remap in facts["remaps"])
-    if final.writes:
-        facts["writes"] = named = []
-        for writes in final.writes:
-            named.append(_writes(writes))
-            size += 3 * len(named[-1].slots) + 64 * len(writes.rows)
-    if final.copies:
-        facts["copies"] = [_copies(copies) for copies in final.copies]
-        size += sum(2 * len(copies.sources) for copies in facts["copies"])
-    if final.voids:
-        facts["voids"] = [_page_set(entry) for entry in final.voids]
-        size += sum(len(entry.pages) for entry in facts["voids"])
-    if final.freed:
-        facts["freed"] = [_page_set(entry) for entry in final.freed]
-        size += sum(len(entry.pages) for entry in facts["freed"])
-    return End(op=op, status=status, **facts), size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -26,8 +27,12 @@ class Timing:
     """Intervals of the client's thread, in seconds."""
 
     poll_seconds: float = 0.005
+    """Between looks at what is queued and at events, while the engine is at work."""
+    listen_seconds: float = 0.025
+    """Between looks at what the daemon says, and at everything while the engine is idle."""
     beat_seconds: float = 0.1
     idle_seconds: float = 0.05
+    """Silence of the engine after which it counts as idle."""
     retry_seconds: float = 0.5
     """Between attempts to find a daemon."""
     refused_retry_seconds: float = 5.0
@@ -61,6 +66,7 @@ class Sender:
         self._link: Link | None = None
         self._retry_at = 0.0
         self._link_deadline = 0.0
+        self._listen_at = 0.0
         self._beat_at = 0.0
         self._close_by = 0.0
         self._said = ""
@@ -128,6 +134,19 @@ class Sender:
         self._link_deadline = now + self._timing.greeting_seconds
 
     def _serve(self, link: Link, now: float) -> None:
+        # while the engine runs, each turn holds up its thread: a turn does what is due and nothing else
+        if link.state is not LinkState.ATTACHED or now >= self._listen_at:
+            self._listen_at = now + self._timing.listen_seconds
+            self._listen(link, now)
+            if self._link is None or link.state is LinkState.GREETING:
+                return
+            self._ops.snapshot_if_idle()
+        self._ops.drain(functools.partial(self._send, link))
+        if now >= self._beat_at:
+            self._beat_at = now + self._timing.beat_seconds
+            link.send(self._ops.stream.number, Beat(engine_ns=self._ops.engine_ns))
+
+    def _listen(self, link: Link, now: float) -> None:
         before = link.state
         for answer in link.receive():
             self._handle(link, answer, now)
@@ -138,13 +157,6 @@ class Sender:
             self._link_deadline = now + self._timing.attaching_seconds
         if link.state is not LinkState.ATTACHED and now >= self._link_deadline:
             raise LinkLost(f"the daemon did not answer while {link.state}")
-        if link.state is LinkState.GREETING:
-            return
-        self._ops.snapshot_if_idle()
-        self._ops.drain(lambda number, message: self._send(link, number, message))
-        if now >= self._beat_at:
-            self._beat_at = now + self._timing.beat_seconds
-            link.send(self._ops.stream.number, Beat(engine_ns=self._ops.engine_ns))
 
     def _send(self, link: Link, number: int, message: StreamMessage) -> bool:
         try:
@@ -196,10 +208,13 @@ class Sender:
             logger.log(level, "%s", text)
 
     def _wait(self) -> None:
-        if self._link is not None:
-            self._link.wait(max(1, int(self._timing.poll_seconds * 1000)))
-        else:
+        """Sleep until the next turn. The engine never wakes this thread: that would cost it a system call."""
+        if self._link is None:
             self._stop.wait(self._timing.poll_seconds if self._ops.pending() else self._timing.beat_seconds)
+        elif self._link.state is LinkState.ATTACHED and self._ops.quiet():
+            self._stop.wait(self._timing.listen_seconds)
+        else:
+            time.sleep(self._timing.poll_seconds)
 
     def _finish(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Send what is queued within the time that `stop` gave, then end the session."""
@@ -210,7 +225,7 @@ class Sender:
         try:
             if link.state is LinkState.ATTACHED:
                 while len(self._ops.stream) and time.monotonic() < self._close_by:
-                    if not self._ops.drain(lambda number, message: self._send(link, number, message)):
+                    if not self._ops.drain(functools.partial(self._send, link)):
                         time.sleep(self._timing.poll_seconds)
         finally:
             self._ops.close_session()

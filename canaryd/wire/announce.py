@@ -67,6 +67,11 @@ class AnnouncePage:
             raise ValueError("only the creator of an announce page has its descriptor")
         return self._fd
 
+    @property
+    def cell(self) -> memoryview:
+        """The announced number as `cell[0]`, for a writer that only ever counts up. Released by `close`."""
+        return self._cell
+
     def raise_to(self, number: int) -> None:
         """Announce `number`. Raises ValueError if that would lower the page."""
         if number < self._cell[0]:

@@ -233,6 +233,13 @@ def test_message_too_large_for_a_frame_is_dropped(
     assert client.stats.dropped == 1
 
 
+def told_wrong() -> Final:
+    """Shows only when the message is made, on the client's thread."""
+    final = Final()
+    final.write(0, ["r"], [1], [0], [1.5], [2])  # type: ignore[list-item]
+    return final
+
+
 class Broken:
     def query(self) -> bool:
         raise RuntimeError("a sticky error")
@@ -254,7 +261,9 @@ def fail() -> Any:
         lambda client: client.end("x"),
         lambda client: client.end(client.begin(), final=Broken()),
         lambda client: client.end(client.begin(), status="???"),
-        lambda client: client.end(client.begin(), final=Final(opened=[Broken()])),
+        lambda client: client.end(client.begin(), final=told_wrong()),
+        lambda client: client.end_after(client.begin(), [], final=told_wrong()),
+        lambda client: client.end_after(client.begin(), [], final=told_wrong),
         lambda client: client.end_after(client.begin(), Broken()),
         lambda client: client.end_after(client.begin(), [Broken()]),
         lambda client: client.end_after(client.begin(), [], final=fail),
@@ -272,13 +281,33 @@ def test_misuse_turns_the_client_off_and_never_raises(
     daemon.until(lambda: bool(daemon.messages(Snapshot)))
     with caplog.at_level(logging.ERROR):
         misuse(client)
-        eventually(lambda: client.stats.state == "off")
-    assert client.stats.errors == 1
+        eventually(lambda: "client is off" in caplog.text)
+    assert (client.stats.state, client.stats.errors) == ("off", 1)
     assert caplog.text.count("client is off") == 1
     assert client.begin() == NO_OP
     client.end(NO_OP)
     client.end_after(NO_OP, [Broken()])
     daemon.until(lambda: daemon.gone == 1, "the daemon to see the end")
+
+
+def test_message_that_cannot_be_made_is_not_sent_and_leaves_a_gap(
+    make_client: MakeClient, make_daemon: Callable[..., FakeDaemon], caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = make_daemon()
+    client = make_client()
+    daemon.until(lambda: bool(daemon.messages(Snapshot)))
+    page = daemon.page
+    assert page is not None
+    with caplog.at_level(logging.ERROR), client._ops.lock:  # the sender sees all of it at once
+        client.end(client.begin(), final=told_wrong())
+        client.end(client.begin(), final=write(2))
+    daemon.until(lambda: daemon.gone == 1, "the end of the session")
+    daemon.pump()
+    assert [header.seq for header, _ in daemon.frames] == [0, 1, 2]
+    assert daemon.messages(End) == []
+    assert page.read() == MAX_SEQUENCE
+    assert (client.stats.state, client.stats.errors) == ("off", 1)
+    assert caplog.text.count("client is off") == 1
 
 
 @pytest.mark.parametrize("idle", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import perf_counter_ns
 from typing import Any
 
 import pytest
@@ -17,6 +18,12 @@ from canaryd.wire.messages import Begin, Copies, End, PageSet, Remap, RowOpen, S
 from canaryd.wire.validate import validate
 
 
+def told(tell: Callable[[Final], None]) -> Final:
+    final = Final()
+    tell(final)
+    return final
+
+
 class Event:
     def __init__(self) -> None:
         self.done = False
@@ -26,7 +33,7 @@ class Event:
 
 
 class Engine:
-    """Ops over a live stream, and what came out of it."""
+    """Ops over a live stream, and what came out of it. Calls are made now."""
 
     def __init__(self, page: AnnouncePage, idle_seconds: float = 0.0) -> None:
         self.state = SnapshotState()
@@ -35,6 +42,15 @@ class Engine:
         self.ops = Ops(self.stream, self.snapshot, idle_seconds=idle_seconds)
         self.ops.open_session(page)
         self.sent: list[Any] = []
+
+    def begin(self, lane: Any = "main", scope: Any = None) -> int:
+        return self.ops.begin(lane, scope, perf_counter_ns())
+
+    def end(self, op: int, status: Any = "done", final: Any = None) -> None:
+        self.ops.end(op, status, final, perf_counter_ns())
+
+    def end_after(self, op: int, events: Any, final: Any = None) -> None:
+        self.ops.end_after(op, events, "done", final, perf_counter_ns())
 
     def snapshot(self) -> SnapshotState:
         self.asked += 1
@@ -66,7 +82,7 @@ def engine(page: AnnouncePage) -> Engine:
 
 
 def test_end_carries_all_facts_in_wire_form(engine: Engine) -> None:
-    op = engine.ops.begin("load", [page_set(0, [4, 5])])
+    op = engine.begin("load", [page_set(0, [4, 5])])
     final = Final()
     final.close("a")
     final.open("b", 0, [1, 2], 5, namespace=7, ids=[10, 11])
@@ -75,7 +91,7 @@ def test_end_carries_all_facts_in_wire_form(engine: Engine) -> None:
     final.write(1, ["b", "c"], [1, 2], [5, 0, 1], [9, 8, 7], [20, 21, 22])
     final.copy(0, [1], [2])
     final.free(0, [6])
-    engine.ops.end(op, "failed", final)
+    engine.end(op, "failed", final)
     begin, end = engine.take()
     assert begin == Begin(op=op, lane="load", scope=[PageSet(group=0, pages=column([4, 5]))])
     assert end == End(
@@ -100,21 +116,48 @@ def test_end_carries_all_facts_in_wire_form(engine: Engine) -> None:
     )
 
 
-def test_wire_structs_with_other_integers_are_converted(engine: Engine) -> None:
+def test_scope_is_copied_at_the_call(engine: Engine) -> None:
     raw: Any = [1, 2]
-    final = Final(
-        opened=[RowOpen(row="b", group=0, pages=raw, length=1, ids=raw)],
-        remaps=[Remap(row="b", group=0, start=0, pages=raw)],
-        voids=[PageSet(group=0, pages=raw)],
-        writes=[Writes(group=0, rows=["b"], counts=[2], positions=raw, tokens=raw, slots=raw)],  # type: ignore[arg-type]
-        copies=[Copies(group=0, sources=raw, destinations=raw)],
-        freed=[PageSet(group=0, pages=raw)],
-    )
-    engine.ops.end(engine.ops.begin("main", [PageSet(group=0, pages=raw)]), "done", final)
+    engine.begin("main", [PageSet(group=0, pages=raw)])
     raw[:] = [7, 7]
-    begin, end = engine.take()
-    assert begin.scope[0].pages == end.opened[0].ids == end.remaps[0].pages == column([1, 2])
-    assert end.voids[0].pages == end.writes[0].slots == end.copies[0].sources == end.freed[0].pages == column([1, 2])
+    (begin,) = engine.take()
+    assert begin.scope[0].pages == column([1, 2])
+
+
+def test_what_is_told_after_an_end_is_not_in_it(engine: Engine) -> None:
+    final = told(lambda final: final.close("a"))
+    engine.end(engine.begin(), "done", final)
+    waiting = engine.begin()
+    engine.end_after(waiting, [], final)
+    final.close("b")
+    engine.ops.poll()
+    assert [end.closed for end in engine.take() if isinstance(end, End)] == [["a"], ["a"]]
+
+
+def test_time_spent_telling_counts_once(engine: Engine) -> None:
+    final = Final()
+    assert final.engine_ns == 0
+    final.write(0, ["r"], [1], [0], [1], [2])
+    final.free(0, [1])
+    spent = final.engine_ns
+    assert spent > 0
+    engine.end(engine.begin(), "done", final)
+    engine.end_after(engine.begin(), [], final)
+    assert engine.ops.engine_ns == spent
+    engine.end_after(engine.begin(), [], lambda: told(lambda final: final.close("r")))
+    engine.ops.poll()
+    assert engine.ops.engine_ns == spent, "the sender's time is not the engine's"
+
+
+def test_a_fact_that_is_no_integer_stops_the_stream_before_it(engine: Engine, page: AnnouncePage) -> None:
+    engine.end(engine.begin(), "done", told(lambda final: final.write(0, ["r"], [1], [0], [1.5], [2])))
+    engine.begin()
+    assert page.read() == 3
+    taken: list[int] = []
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            engine.ops.drain(lambda number, message: (taken.append(number), True)[1])
+    assert taken == [1]
 
 
 def test_end_waits_for_every_event(engine: Engine) -> None:
@@ -123,10 +166,10 @@ def test_end_waits_for_every_event(engine: Engine) -> None:
 
     def final() -> Final:
         resolved.append(1)
-        return Final(closed=["r"])
+        return told(lambda final: final.close("r"))
 
-    op = engine.ops.begin("main", None)
-    engine.ops.end_after(op, events, "done", final)
+    op = engine.begin()
+    engine.end_after(op, events, final)
     engine.take()
     for event in events:
         engine.ops.poll()
@@ -142,13 +185,13 @@ def test_end_waits_for_every_event(engine: Engine) -> None:
 
 
 def test_ends_of_a_lane_keep_their_order(engine: Engine) -> None:
-    first, second, third, other = (engine.ops.begin(lane, None) for lane in ("main", "main", "main", "load"))
+    first, second, third, other = (engine.begin(lane) for lane in ("main", "main", "main", "load"))
     engine.take()
     events = [Event(), Event(), Event()]
-    engine.ops.end_after(first, [events[0]], "done", None)
-    engine.ops.end_after(second, [events[1]], "done", None)
-    engine.ops.end(third, "done", None)
-    engine.ops.end_after(other, [events[2]], "done", None)
+    engine.end_after(first, [events[0]])
+    engine.end_after(second, [events[1]])
+    engine.end(third)
+    engine.end_after(other, [events[2]])
     events[1].done = True
     engine.ops.poll()
     assert engine.take() == []
@@ -161,16 +204,16 @@ def test_ends_of_a_lane_keep_their_order(engine: Engine) -> None:
 
 
 def test_snapshot_goes_out_before_the_next_op_with_open_ops(engine: Engine) -> None:
-    open_op = engine.ops.begin("load", [page_set(0, [1])])
-    waiting = engine.ops.begin("main", None)
-    engine.ops.end_after(waiting, [Event()], "done", None)
+    open_op = engine.begin("load", [page_set(0, [1])])
+    waiting = engine.begin()
+    engine.end_after(waiting, [Event()])
     engine.take()
     engine.state = SnapshotState(rows=[row_open("r", 0, [1], 3)], cached=[page_set(0, [2])])
     engine.ops.want_snapshot()
     engine.ops.snapshot_if_idle()
     assert engine.asked == 0, "ops are open"
-    op = engine.ops.begin("main", None)
-    engine.ops.begin("main", None)
+    op = engine.begin()
+    engine.begin()
     snapshot, begin, _ = engine.take()
     assert isinstance(snapshot, Snapshot)
     assert [entry.op for entry in snapshot.open_ops] == [open_op, waiting]
@@ -192,7 +235,7 @@ def test_snapshot_of_an_idle_engine_is_taken_by_the_sender(engine: Engine) -> No
 
 def test_busy_engine_is_not_asked_by_the_sender(page: AnnouncePage) -> None:
     engine = Engine(page, idle_seconds=3600)
-    engine.ops.end(engine.ops.begin("main", None), "done", None)
+    engine.end(engine.begin())
     engine.ops.want_snapshot()
     engine.ops.snapshot_if_idle()
     assert engine.asked == 0
@@ -201,14 +244,14 @@ def test_busy_engine_is_not_asked_by_the_sender(page: AnnouncePage) -> None:
 def test_ops_are_tracked_without_a_session(page: AnnouncePage) -> None:
     engine = Engine(page)
     engine.ops.close_session()
-    kept, ended = engine.ops.begin("main", None), engine.ops.begin("main", None)
-    engine.ops.end(ended, "done", None)
+    kept, ended = engine.begin(), engine.begin()
+    engine.end(ended)
     engine.ops.want_snapshot()
     assert engine.take() == []
     fresh = AnnouncePage.create()
     engine.ops.open_session(fresh)
     engine.ops.want_snapshot()
-    engine.ops.begin("main", None)
+    engine.begin()
     snapshot, _ = engine.take()
     assert [entry.op for entry in snapshot.open_ops] == [kept]
     assert fresh.read() == 2
@@ -217,52 +260,46 @@ def test_ops_are_tracked_without_a_session(page: AnnouncePage) -> None:
 
 def test_provider_that_calls_back_does_not_deadlock(page: AnnouncePage) -> None:
     engine = Engine(page)
-    engine.ops._snapshot = lambda: (engine.ops.begin("main", None), SnapshotState())[1]
+    engine.ops._snapshot = lambda: (engine.begin(), SnapshotState())[1]
     engine.ops.want_snapshot()
-    engine.ops.begin("main", None)
+    engine.begin()
     assert len(engine.take()) == 3
-
-
-def told(tell: Callable[[Final], None]) -> Final:
-    final = Final()
-    tell(final)
-    return final
 
 
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda ops, op: ops.begin(7, None), TypeError),
-        (lambda ops, op: ops.begin("main", [3]), AttributeError),
-        (lambda ops, op: ops.end(op + 1, "done", None), ValueError),
-        (lambda ops, op: ops.end(op, "finished", None), ValueError),
-        (lambda ops, op: ops.end(op, "done", 3), AttributeError),
-        (lambda ops, op: ops.end(op, "done", told(lambda final: final.free(0, None))), TypeError),
-        (lambda ops, op: ops.end_after(op, 3, "done", None), TypeError),
-        (lambda ops, op: ops.end_after(99, [], "done", None), ValueError),
+        (lambda engine, op: engine.begin(7), TypeError),
+        (lambda engine, op: engine.begin("main", [3]), AttributeError),
+        (lambda engine, op: engine.end(op + 1, "done", None), ValueError),
+        (lambda engine, op: engine.end(op, "finished", None), ValueError),
+        (lambda engine, op: engine.end(op, "done", 3), AttributeError),
+        (lambda engine, op: engine.end(op, "done", told(lambda final: final.free(0, None))), TypeError),
+        (lambda engine, op: engine.end_after(op, 3), TypeError),
+        (lambda engine, op: engine.end_after(99, []), ValueError),
     ],
 )
 def test_bad_calls_raise_here_and_send_nothing(call: Any, error: type[Exception], engine: Engine) -> None:
-    op = engine.ops.begin("main", None)
+    op = engine.begin()
     engine.take()
     with pytest.raises(error):
-        call(engine.ops, op)
+        call(engine, op)
     assert engine.take() == []
 
 
 def test_open_ops_are_bounded(engine: Engine) -> None:
     for _ in range(limits.MAX_OPEN_OPS):
-        engine.ops.begin("main", None)
+        engine.begin()
     with pytest.raises(RuntimeError, match="never ended"):
-        engine.ops.begin("main", None)
+        engine.begin()
 
 
 def test_ending_twice_is_an_error(engine: Engine) -> None:
-    op = engine.ops.begin("main", None)
-    engine.ops.end(op, "done", None)
+    op = engine.begin()
+    engine.end(op)
     with pytest.raises(ValueError, match="not open"):
-        engine.ops.end(op, "done", None)
-    waiting = engine.ops.begin("main", None)
-    engine.ops.end_after(waiting, [Event()], "done", None)
+        engine.end(op)
+    waiting = engine.begin()
+    engine.end_after(waiting, [Event()])
     with pytest.raises(ValueError, match="already"):
-        engine.ops.end(waiting, "done", None)
+        engine.end(waiting)

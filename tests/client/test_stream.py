@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from canaryd.client.ops import begin_message
 from canaryd.client.stream import Stream
 from canaryd.wire.announce import AnnouncePage
 from canaryd.wire.limits import MAX_SEQUENCE
 from canaryd.wire.messages import Begin
 
 
-class WatchedQueue(deque[tuple[int, int, Begin]]):
+def put(stream: Stream, op: int, size: int) -> None:
+    stream.put(size, begin_message, (op, "main", None))
+
+
+def peek(stream: Stream) -> tuple[int, Begin] | None:
+    head = stream.peek()
+    if head is None:
+        return None
+    number, make, args = head
+    message = make(*args)
+    assert isinstance(message, Begin)
+    return number, message
+
+
+class WatchedQueue(deque[Any]):
     """Looks at the announce page at the moment in which a message becomes visible."""
 
     def __init__(self, page: AnnouncePage) -> None:
@@ -21,7 +37,7 @@ class WatchedQueue(deque[tuple[int, int, Begin]]):
         self._page = page
         self.announced: list[tuple[int, int]] = []
 
-    def append(self, item: tuple[int, int, Begin]) -> None:
+    def append(self, item: Any) -> None:
         self.announced.append((item[0], self._page.read()))
         super().append(item)
 
@@ -37,9 +53,9 @@ def test_page_is_raised_before_the_message_is_visible(page: AnnouncePage) -> Non
     stream = Stream(limit=10, limit_bytes=1000)
     stream.open(page)
     queue = WatchedQueue(page)
-    stream._queue = queue  # type: ignore[assignment]
+    stream._queue = queue
     for op in range(1, 6):
-        stream.put(Begin(op=op), 8)
+        put(stream, op, 8)
     assert queue.announced == [(number, number) for number in range(1, 6)]
 
 
@@ -48,32 +64,32 @@ def test_full_queue_shows_as_a_gap(page: AnnouncePage, limit: int, limit_bytes: 
     stream = Stream(limit=limit, limit_bytes=limit_bytes)
     stream.open(page)
     for op in range(1, 6):
-        stream.put(Begin(op=op), 10)
+        put(stream, op, 10)
     assert (len(stream), stream.dropped, stream.number, page.read()) == (3, 2, 5, 5)
-    assert stream.peek() == (1, Begin(op=1))
+    assert peek(stream) == (1, Begin(op=1))
     stream.pop()
-    stream.put(Begin(op=6), 10)
+    put(stream, 6, 10)
     numbers = []
-    while (head := stream.peek()) is not None:
+    while (head := peek(stream)) is not None:
         numbers.append(head[0])
         stream.pop()
     assert numbers == [2, 3, 6]
-    stream.put(Begin(op=7), 10)
-    assert stream.peek() == (7, Begin(op=7))
+    put(stream, 7, 10)
+    assert peek(stream) == (7, Begin(op=7))
 
 
 def test_sessions_start_from_one_and_discard_what_waits(page: AnnouncePage) -> None:
     stream = Stream(limit=10, limit_bytes=1000)
-    stream.put(Begin(op=1), 8)
+    put(stream, 1, 8)
     assert not stream.live
-    assert stream.peek() is None
+    assert peek(stream) is None
     stream.open(page)
-    stream.put(Begin(op=2), 900)
+    put(stream, 2, 900)
     other = AnnouncePage.create()
     stream.open(other)
-    assert stream.peek() is None
-    stream.put(Begin(op=3), 900)
-    assert stream.peek() == (1, Begin(op=3))
+    assert peek(stream) is None
+    put(stream, 3, 900)
+    assert peek(stream) == (1, Begin(op=3))
     assert other.read() == 1
     other.close()
 
@@ -81,14 +97,14 @@ def test_sessions_start_from_one_and_discard_what_waits(page: AnnouncePage) -> N
 def test_a_sealed_page_is_out_of_reach_and_what_waits_is_still_sent(page: AnnouncePage) -> None:
     stream = Stream(limit=10, limit_bytes=1000)
     stream.open(page)
-    stream.put(Begin(op=1), 8)
+    put(stream, 1, 8)
     stream.seal()
-    stream.put(Begin(op=2), 8)
+    put(stream, 2, 8)
     assert (len(stream), stream.number, page.read()) == (2, 2, MAX_SEQUENCE)
     other = AnnouncePage.create()
     stream.open(other)
-    stream.put(Begin(op=3), 8)
-    assert (stream.peek(), other.read()) == ((1, Begin(op=3)), 1)
+    put(stream, 3, 8)
+    assert (peek(stream), other.read()) == ((1, Begin(op=3)), 1)
     stream.close()
     assert other.read() == MAX_SEQUENCE
     other.close()

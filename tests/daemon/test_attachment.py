@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from canaryd.client.facts import Final
+from canaryd.client.facts import Final, end_message
 from canaryd.control.messages import HOST, WorkerSettings
 from canaryd.errors import AttachRefused, BackendError, RefusalReason
 from canaryd.wire.announce import AnnouncePage
@@ -102,7 +102,7 @@ class Bench:
         final = Final()
         final.open("row", 0, range(-(-slots // PAGE_SIZE)), 0, ids=range(slots))
         final.write(0, ["row"], [slots], range(slots), range(slots), range(slots))
-        self.say(End(op=1, opened=final.opened, writes=final.writes))
+        self.say(end_message(1, "done", final.facts))
 
     def turn(self, seconds: float = 0.1) -> None:
         self.now += seconds

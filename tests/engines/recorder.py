@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from canaryd.client.facts import Final, SnapshotState
-from canaryd.wire.messages import End, GroupSpec, RowOpen
+from canaryd.client.facts import Final, SnapshotState, end_message
+from canaryd.wire.messages import GroupSpec, RowOpen
 from canaryd.wire.validate import validate
 
 
@@ -149,34 +149,25 @@ class RecordingClient:
         self._first = False
 
     def _apply(self, op: int, status: str, final: Final) -> None:
-        validate(
-            End(
-                op=op,
-                status="done",
-                closed=final.closed,
-                opened=final.opened,
-                remaps=final.remaps,
-                voids=final.voids,
-                writes=final.writes,
-                copies=final.copies,
-                freed=final.freed,
-            )
-        )
+        if final.problem is not None:
+            raise final.problem
+        end = end_message(op, "done", final.facts)
+        validate(end)
         before = self._bytes
         self._bytes = self.cache.cache_tensor.clone()
         named: list[set[int]] = [set() for _ in self.groups]
         changed_rows: list[set[str]] = [set() for _ in self.groups]
-        for name in final.closed:
+        for name in end.closed:
             self.seen["closed"] += 1
             removed = [group.rows.pop(name, None) for group in self.groups]
             if not any(removed):
                 self._complain(f"{name} closes and was not open")
-        for row in final.opened:
+        for row in end.opened:
             self.seen["opened"] += 1
             self.seen["prefix_hits"] += row.length > 0
             self._open_row(self.groups[row.group], row)
             changed_rows[row.group].add(row.row)
-        for remap in final.remaps:
+        for remap in end.remaps:
             group = self.groups[remap.group]
             row = group.rows[remap.row]
             tail = ints(remap.pages)
@@ -184,7 +175,7 @@ class RecordingClient:
             row.pages[remap.start :] = tail
             group.used.update(tail)
             changed_rows[remap.group].add(remap.row)
-        for entry in final.voids:
+        for entry in end.voids:
             self.seen["voids"] += 1
             group = self.groups[entry.group]
             size = group.spec.page_size
@@ -192,15 +183,15 @@ class RecordingClient:
                 named[entry.group].update(range(page * size, (page + 1) * size))
                 for slot in range(page * size, (page + 1) * size):
                     group.stamps.pop(slot, None)
-        for writes in final.writes:
+        for writes in end.writes:
             self._write(writes, named, changed_rows)
-        for copies in final.copies:
+        for copies in end.copies:
             group = self.groups[copies.group]
             for source, destination in zip(ints(copies.sources), ints(copies.destinations), strict=True):
                 self.seen["copies"] += 1
                 named[copies.group].add(destination)
                 group.stamps[destination] = group.stamps[source]
-        for entry in final.freed:
+        for entry in end.freed:
             group = self.groups[entry.group]
             pages = set(ints(entry.pages))
             self.seen["freed"] += len(pages)

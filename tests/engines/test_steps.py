@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from canaryd.client.facts import Final
+from canaryd.client.facts import Final, end_message
 from canaryd.engines.transformers.geometry import Group
 from canaryd.engines.transformers.rows import Row
 from canaryd.engines.transformers.steps import Batch, StepReader
@@ -49,7 +49,7 @@ def read(engine: SimpleNamespace, counts: list[int]) -> Any:
     rows = [Row(f"r{number}#{number}", f"r{number}", None, [[]]) for number in range(len(counts))]
     final = Final()
     StepReader([group()], engine).read(Batch.of(rows, counts)).add_to(final)
-    (writes,) = final.writes
+    (writes,) = end_message(1, "done", final.facts).writes
     columns = (writes.counts, writes.positions, writes.tokens, writes.slots)
     return writes.rows, *(np.frombuffer(column, dtype=np.int64).tolist() for column in columns)
 

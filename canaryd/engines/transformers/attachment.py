@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from canaryd.client.client import Client
-from canaryd.client.facts import Final, SnapshotState
+from canaryd.client.facts import Final, SnapshotState, Status
 from canaryd.client.memory import ExportedMemory, export_cuda_tensor, export_host_tensor
-from canaryd.client.ops import Event, FinalSource, Status
+from canaryd.client.ops import Event, FinalSource
 from canaryd.engines.transformers.geometry import UnknownEngine, groups_of
 from canaryd.engines.transformers.rows import Rows
 from canaryd.engines.transformers.steps import Batch, Step, StepReader

@@ -18,7 +18,6 @@ import torch
 from canaryd.client.facts import Final
 from canaryd.engines.transformers.geometry import I64, Group
 from canaryd.engines.transformers.rows import Row
-from canaryd.wire.messages import Writes
 
 I32 = npt.NDArray[np.int32]
 
@@ -78,17 +77,7 @@ class Step:
                 row = np.repeat(np.arange(len(batch.names)), batch.counts)[named]
                 counts = np.bincount(row, minlength=len(batch.names)).astype(np.int64)
                 columns = (counts.tobytes(), positions[named], ids[named], slots[named])
-            # the columns are what `Final.write` would make of them, without looking at what they are
-            final.writes.append(
-                Writes(
-                    group=group.number,
-                    rows=batch.names,
-                    counts=columns[0],
-                    positions=columns[1].tobytes(),
-                    tokens=columns[2].tobytes(),
-                    slots=columns[3].tobytes(),
-                )
-            )
+            final.write(group.number, batch.names, *columns)
         self.owner.give_back(self.buffers)
 
     def _slots_by_table(self, group: Group, positions: I64) -> tuple[I64, npt.NDArray[np.bool_] | None]:

@@ -18,7 +18,7 @@ from canary_kernels import Findings, ItemRuns, allocate_records, launch_links
 from test_links import SECRET, draw_table
 
 from tests.kernels.contract.cases import HUGE
-from tests.kernels.contract.guarded import PAGE, Fence
+from tests.kernels.contract.guarded import Fence
 
 ROUNDS = 12
 
