@@ -31,7 +31,7 @@ from canaryd.watch.burst import Burst, BurstResult
 
 CONTENT_ITEMS = 1 << 18
 """Slots that one piece reads of a group."""
-LISTED = 1 << 16
+LISTED = 1 << 17
 """Length of each list of one piece, all groups together."""
 _MIN_LISTED = 1024
 _INTERPRETED = 512

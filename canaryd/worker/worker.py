@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -176,12 +176,15 @@ class Worker:
             self._failures_in_a_row += 1
             log.error("a burst failed", device=self._settings.device, error=str(error))
             if self._settings.device != HOST or self._failures_in_a_row >= _HOST_FAILURES_IN_A_ROW:
-                # A failed kernel poisons the CUDA context for all that follows in this process.
-                self._report_worker()
-                self._channel.flush()
-                raise DeviceLost(str(error)) from error
+                self._lose_device(error)
             return
         self._failures_in_a_row = 0
+
+    def _lose_device(self, error: BackendError) -> NoReturn:
+        """A failed kernel poisons the CUDA context for all that follows in this process."""
+        self._report_worker()
+        self._channel.flush()
+        raise DeviceLost(str(error)) from error
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -228,6 +231,10 @@ class Worker:
                     refused=Refused(reason=refusal.refusal.value, cause=refusal.cause, remedy=refusal.remedy),
                 )
             )
+            if isinstance(refusal.__cause__, BackendError):
+                self._failures += 1
+                if self._settings.device != HOST and not device_answers():
+                    self._lose_device(refusal.__cause__)
             return
         self._attachments[message.session] = attachment
         self._watch_scheme(attachment.scheme)
@@ -312,6 +319,15 @@ class Worker:
 def _to_unix() -> Any:
     offset = time.time() - time.monotonic()
     return lambda moment: moment + offset
+
+
+def device_answers() -> bool:
+    """Whether this process's CUDA context still works. Waits for the work in flight."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def resident_bytes() -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -227,3 +229,42 @@ def test_the_graph_outlives_neither_close_nor_a_second_pool(seed):
         pass
     result = second.pool.run(GroupWork(group=1, compare=second.pool.rows[1].compare()))
     assert result.groups[0].compare.items.size == 0
+
+
+FAULT = """
+import numpy as np, torch
+from canary_kernels import GroupLayout, Region
+from canaryd.backend.pool_backend import make_backend
+from canaryd.errors import BackendError
+from canaryd.watch.burst import Burst, CompareWork, GroupWork, Runs
+
+memory = torch.zeros(32 << 20, dtype=torch.uint8, device="cuda")
+region = Region(memory=memory, offset=0, page_stride=1 << 20, slot_stride=1 << 16, piece_bytes=1 << 16)
+layout = GroupLayout(regions=(region,), num_pages=32, page_size=16)
+backend = make_backend([layout], scheme="native", key=0)
+numbers = np.arange(33, dtype=np.int64)
+runs = Runs(
+    pages=numbers[:32],
+    page_offsets=numbers,
+    first_offsets=numbers[:32] * 0,
+    lengths=numbers[:32] * 0 + 16,
+    first_positions=numbers[:32],
+)
+burst = Burst(number=1, works=(GroupWork(group=0, compare=CompareWork(runs=runs)),))
+assert backend.run(burst).groups[0].compare.items.size == 512
+memory.untyped_storage().resize_(0)
+torch.cuda.empty_cache()  # the pages are gone, as after an engine's death and an unmapping
+for call in (lambda: backend.run(burst), backend.close, lambda: make_backend([layout], scheme="native", key=0)):
+    try:
+        call()
+    except BackendError as error:
+        print(error)
+"""
+
+
+@pytest.mark.gpu
+def test_a_fault_inside_the_graph_is_a_backend_error():
+    """In a process of its own: the fault ends its context."""
+    done = subprocess.run([sys.executable, "-c", FAULT], capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if "illegal memory access" in line]
+    assert len(lines) == 3, done.stdout

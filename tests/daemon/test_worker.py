@@ -20,6 +20,7 @@ from canary_kernels import (
     launch_canary_write_kernel,
 )
 
+import canaryd.worker.worker as worker_module
 from canaryd.control import messages as control
 from canaryd.control.channel import Channel
 from canaryd.control.messages import (
@@ -42,12 +43,13 @@ from canaryd.control.messages import (
     WorkerReport,
     WorkerSettings,
 )
-from canaryd.errors import BackendError
+from canaryd.errors import AttachRefused, BackendError, RefusalReason
 from canaryd.wire.announce import AnnouncePage
 from canaryd.wire.messages import Attach, Begin, GroupSpec, HostShmMemory, Identity, RegionSpec, Snapshot
 from canaryd.worker.worker import DeviceLost, Worker
 
 SESSION = bytes(range(16))
+FAILURES = "canaryd_kernel_failures_total"
 
 
 class Bench:
@@ -230,7 +232,30 @@ def test_a_device_that_keeps_failing_ends_the_worker(bench: Bench, monkeypatch: 
         bench.worker._turn()
     reports = [control.decode_from_worker(body) for body, _fds in bench.channel.receive()]
     last = [each for each in reports if isinstance(each, WorkerReport)][-1]
-    assert value(last, "canaryd_kernel_failures_total", "burst") == 3
+    assert value(last, FAILURES, "burst") == 3
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_backend_that_cannot_be_made_is_counted_and_ends_the_worker_if_the_device_is_lost(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise AttachRefused(RefusalReason.LIMIT, "No room.", "Make some.") from BackendError("test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker_module, "Attachment", refuse)
+        patch.setattr(worker_module, "device_answers", lambda: answers)
+        patch.setattr(bench.worker, "_settings", msgspec.structs.replace(bench.worker._settings, device="GPU-1"))
+        bench.map()
+        if answers:
+            bench.until(of(NotMapped))
+            bench.until(lambda each: isinstance(each, WorkerReport) and value(each, FAILURES, "burst") == 1)
+            return
+        with pytest.raises(DeviceLost, match="test"):
+            bench.worker._turn()
+    reports = [control.decode_from_worker(body) for body, _fds in bench.channel.receive()]
+    last = [each for each in reports if isinstance(each, WorkerReport)][-1]
+    assert value(last, FAILURES, "burst") == 1
 
 
 def test_stop_ends_it(bench: Bench) -> None:
