@@ -96,13 +96,11 @@ def launch_digest(
         require_length("digest", nonfinite_out, "nonfinite_out", n)
         require_device("digest", [(nonfinite_out, "nonfinite_out")], memory, "layout")
     chosen = resolve_backend("digest", backend, memory)
-    if nonfinite_out is not None and chosen == "triton":
-        fail("digest", "nonfinite_out", "forbidden", "nonfinite_out must be None: the kernel does not scan yet")
     if n == 0:
         return
     if chosen == "triton":
         with device_guard(memory):
-            table.device()(slots, digests_out, sums_out, region_bytes_out, table.scheme)
+            table.device()(slots, digests_out, sums_out, region_bytes_out, table.scheme, nonfinite_out)
     else:
         table.host()(slots, digests_out, sums_out, region_bytes_out, table.scheme, nonfinite_out)
     record_launch("digest")

@@ -11,7 +11,8 @@ import torch
 
 KERNELS = {
     "items": ("plan_items_kernel",),
-    "digest": ("digest_kernel", "fold_kernel", "fold_total_kernel"),
+    "digest": ("digest_kernel", "region_bytes_kernel"),
+    "fold": ("fold_kernel", "fold_total_kernel"),
     "stamp": ("stamp_kernel", "stamp_walk_kernel"),
     "compare": ("compare_kernel",),
     "links": ("links_kernel",),

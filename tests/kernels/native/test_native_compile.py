@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from canary_kernels import GroupLayout, Region, Scheme
+from canary_kernels.device.nonfinite import NOT_SCANNED, SCANS
 
 from canaryd.backend.pool_backend import make_backend
 from canaryd.watch.burst import Burst, CompareWork, GroupWork, LinkWork, Runs, StampWork
@@ -20,7 +21,7 @@ I64 = "*i64"
 
 
 def spec(module: str, kernel: str, pointers: str, *, num_warps: int = 4, **constants: int | bool) -> KernelSpec:
-    types = {name: "*u8" if name == "region_bytes" else I64 for name in pointers.split()}
+    types = {name: "*u8" if name in {"region_bytes", "nonfinite"} else I64 for name in pointers.split()}
     return KernelSpec(
         module=f"canary_kernels.device.{module}",
         kernel=kernel,
@@ -31,13 +32,19 @@ def spec(module: str, kernel: str, pointers: str, *, num_warps: int = 4, **const
 
 
 LINKS = (
-    "records pages page_offsets first_offsets item_offsets first_positions first_prev_slots run_count item_count tokens "
-    "heads rows count"
+    "records pages page_offsets first_offsets item_offsets first_positions first_prev_slots run_count item_count "
+    "tokens heads rows count"
 )
 SIZES = "run_count item_count"
 STAMP = "records slots positions run_numbers item_offsets seeds tokens generations digests sums " + SIZES
 WALK = "records slots positions item_offsets seeds tokens " + SIZES
-DIGEST = "slots count table word_keys digests sums region_bytes"
+DIGESTS = (
+    (16, False, NOT_SCANNED.value, 256),
+    (16, True, SCANS["bfloat16"], 32),
+    (8, False, SCANS["float8_e4m3fnuz"], 16),
+    (4, True, SCANS["float32"], 2),
+)
+"""UNIT, PIECES, SCAN, LANES: each value of the first three."""
 SPECS = [
     spec(
         "items",
@@ -50,20 +57,40 @@ SPECS = [
         spec(
             "digest",
             "digest_kernel",
-            DIGEST,
-            WHOLE=whole,
-            WITH_BYTES=tops,
-            REGIONS=8,
-            WORD_BLOCKS=blocks,
-            SLOTS=4,
-            WORDS=256,
+            "slots count table word_keys digests sums nonfinite",
+            UNIT=unit,
+            PIECES=pieces,
+            SCAN=scan,
+            ROWS=1024 // lanes,
+            LANES=lanes,
+            STAGES=3,
         )
-        for whole, tops, blocks in ((True, False, 1), (True, True, 2), (False, False, 2), (False, True, 1))
+        for unit, pieces, scan, lanes in DIGESTS
     ),
-    spec("digest", "fold_kernel", "slots count table folds sums", SLOTS=32, num_warps=1),
-    spec(
-        "digest", "fold_total_kernel", "slots count folds digests region_bytes", SLOTS=32, WITH_BYTES=True, num_warps=1
+    *(
+        spec(
+            "digest",
+            "region_bytes_kernel",
+            "slots count table numbers word_keys region_bytes",
+            UNIT=unit,
+            ROWS=4,
+            LANES=256,
+        )
+        for unit in (4, 16)
     ),
+    *(
+        spec(
+            "fold",
+            "fold_kernel",
+            "slots count table numbers folds sums nonfinite",
+            UNIT=unit,
+            SCAN=scan,
+            SLOTS=32,
+            num_warps=1,
+        )
+        for unit, scan in ((16, NOT_SCANNED.value), (8, SCANS["bfloat16"]))
+    ),
+    spec("fold", "fold_total_kernel", "slots count folds digests region_bytes", SLOTS=32, WITH_BYTES=True, num_warps=1),
     *(spec("stamp", "stamp_kernel", STAMP, NATIVE=native, BLOCK=256, CHUNK=1024) for native in (True, False)),
     spec("stamp", "stamp_walk_kernel", WALK, num_warps=1),
     *(
