@@ -1,4 +1,4 @@
-"""Launch the row links on tensors between protected pages; a program for `test_links_bounds.py`.
+"""Launch the row links on tensors between protected pages; a program for `test_native_bounds.py`.
 
 Usage: `guarded_links.py BACKEND SEED [beyond]`. One access outside any tensor ends the process with SIGSEGV. `beyond`
 passes too short a tensor, to show that it would.
