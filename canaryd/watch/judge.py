@@ -208,7 +208,8 @@ class Judge:
         )
 
     def _restamp(self, group: Group, slots: I64, now: float) -> None:
-        """Doubted bytes that are not what was stamped: a lost write may have changed them, so they count as new."""
+        """Doubted bytes that are not what was stamped: a lost write may have changed them, so they count as new, and
+        whose they are is not known."""
         if not slots.size:
             return
         ledger = group.ledger
@@ -217,7 +218,8 @@ class Judge:
         ledger.state[slots] = SlotState.PENDING
         ledger.enqueue(slots)
         revived = int(np.count_nonzero(ledger.flags[slots] & REVIVED))
-        ledger.flags[slots] &= ~np.uint8(REVIVED)
+        ledger.flags[slots] = 0
+        ledger.token[slots] = ledger.position[slots] = -1
         self._counters.reblessed[Rebless.REVIVED] += revived
         self._counters.reblessed[Rebless.GAP] += int(slots.size) - revived
 
