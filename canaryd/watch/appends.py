@@ -147,4 +147,4 @@ def _consecutive(values: I64, starts: I64) -> bool:
     them)."""
     follows = values[1:] == values[:-1] + 1
     follows[starts[1:] - 1] = True
-    return int(np.count_nonzero(follows)) == follows.size
+    return int(np.count_nonzero(follows)) == int(follows.size)

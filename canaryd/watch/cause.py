@@ -22,13 +22,18 @@ class MalformedSets(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """The op whose sets are applied. `begun_at`, `now`: when its begin and its end were applied. `closed`: the rows
-    that its end closes. `remapped`: (group, row name) to the first page index that its end remaps. `judged`: whether
-    ledger checks may raise findings."""
+    """The op whose sets are applied. `begun_at`, `now`: when its begin and its end were applied. `begun_seq`, `seq`:
+    the numbers of these messages. `lane`: the op's lane. `done`: whether it ended well. `closed`: the rows that its end
+    closes. `remapped`: (group, row name) to the first page index that its end remaps. `judged`: whether ledger checks
+    may raise findings."""
 
     op: int
     begun_at: float
     now: float
+    begun_seq: int = 0
+    seq: int = 0
+    lane: str = ""
+    done: bool = True
     closed: frozenset[str] = frozenset()
     remapped: Mapping[tuple[int, str], int] = field(default_factory=dict)
     judged: bool = True

@@ -10,8 +10,10 @@ from canaryd.watch.columns import distinct, offsets_of
 from canaryd.watch.counters import Check, Counters, Oddity, Rebless, Skip
 from canaryd.watch.findings import FindingLog
 from canaryd.watch.group import Group
-from canaryd.watch.ledger import HAS_CHAIN, HAS_POSITION
+from canaryd.watch.ledger import HAS_CHAIN, HAS_POSITION, REVIVED
 from canaryd.watch.ledger_checks import LedgerChecks
+from canaryd.watch.lifetime import Lifetime
+from canaryd.watch.ops import OpenOps
 from canaryd.watch.report import SlotState
 from canaryd.watch.row_writes import RowWrites
 from canaryd.watch.rows import HOLE, UNKNOWN_ROW
@@ -26,16 +28,18 @@ class FinalSets:
         counters: totals to add to.
         log: takes the findings of the ledger checks.
         max_rows: rows tracked in this group.
+        private: whether nothing but announced ops fills pages.
     """
 
-    def __init__(self, group: Group, counters: Counters, log: FindingLog, *, max_rows: int) -> None:
+    def __init__(self, group: Group, counters: Counters, log: FindingLog, *, max_rows: int, private: bool) -> None:
         self._group = group
         self._counters = counters
         self._max_rows = max_rows
         self._claimed: dict[int, int] = {}
-        self._prefixes: list[I64] = []
+        self._prefixes: list[tuple[I64, I64, I64]] = []
         self.checks = LedgerChecks(group, log)
-        self.writes = RowWrites(group, self.checks, counters)
+        self.lifetime = Lifetime(group, self.checks, private=private)
+        self.writes = RowWrites(group, self.checks, self.lifetime, counters)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -170,25 +174,36 @@ class FinalSets:
         slots = ledger.in_pages(pages)
         indices = np.repeat(index, self._group.page_size)
         positions = rows.position_in(np.full(slots.size, row), indices, offsets_of(slots, self._group.page_size))
-        slots = slots[positions >= 0]
+        written = positions >= 0
+        slots, positions = slots[written], positions[written]
         if slots.size:
             ledger.revive(slots, cause.now)
-            self._prefixes.append(slots)
+            self._prefixes.append((np.full(slots.size, row), positions, slots))
 
-    def count_unknown(self) -> None:
-        """Counts the slots that rows came to hold since the last call and of which no write is known, which is legal:
-        after all of an end's writes and copies, which may have named them."""
-        if self._prefixes:
-            states = self._group.ledger.state[distinct(np.concatenate(self._prefixes))]
-            unknown = (states == SlotState.UNKNOWN) | (states == SlotState.VOID)
-            self._counters.skipped[Skip.UNKNOWN_PREFIX] += int(np.count_nonzero(unknown))
-            self._prefixes.clear()
+    def judge_prefixes(self, ops: OpenOps, cause: Cause) -> None:
+        """Judges the slots that rows came to hold since the last call and of which no write is known: after all of an
+        end's writes and copies, which may have named them."""
+        self.lifetime.judge(ops, cause)
+        if not self._prefixes:
+            return
+        rows, positions, slots = (np.concatenate(parts) for parts in zip(*self._prefixes, strict=True))
+        self._prefixes.clear()
+        slots, first = np.unique(slots, return_index=True)
+        ledger, state = self._group.ledger, self._group.ledger.state[slots]
+        unknown = (state == SlotState.UNKNOWN) | (state == SlotState.VOID)
+        self._counters.skipped[Skip.UNKNOWN_PREFIX] += int(np.count_nonzero(unknown))
+        unwritten = unknown | ((state == SlotState.DOUBT) & ((ledger.flags[slots] & REVIVED) != 0))
+        if unwritten.any():
+            first = first[unwritten]
+            self.lifetime.held_unwritten(rows[first], positions[first], slots[unwritten], cause)
+            self.lifetime.judge(ops, cause)
 
     def forget(self) -> None:
         """Rows are forgotten: so are their claims."""
         self._group.rows.clear()
         self._claimed.clear()
         self._prefixes.clear()
+        self.lifetime.forget()
 
     # --- pages --------------------------------------------------------------------------------------------------------
 
@@ -196,11 +211,12 @@ class FinalSets:
         """Content of the pages is undefined from here on. Raises MalformedSets."""
         self._group.ledger.void(self._group.ledger.in_pages(self._existing(pages, cause)), cause.op)
 
-    def free(self, pages: Column, cause: Cause) -> None:
+    def free(self, pages: Column, cause: Cause, ops: OpenOps) -> None:
         """The pages are free, except those that an open row still holds. Raises MalformedSets."""
         freed = self._existing(pages, cause)
+        self.lifetime.freed(freed, cause, ops.scoped())
         freed = freed[self._group.rows.holders[freed] == 0]
-        self._group.ledger.free(self._group.ledger.in_pages(freed))
+        self._group.ledger.free(freed, seq=cause.seq, lane=cause.lane)
 
     def existing(self, pages: Column) -> I64:
         """Unique pages of the group; the others are counted. Raises MalformedSets."""

@@ -32,7 +32,8 @@ class Ledger:
     """Per slot: state, content generation, identity (token, position, chain hashes), last write, last look.
 
     `generation` is raised by each write, copy destination and void that names the slot, and by nothing else.
-    `covered` counts, per page, the open scoped ops that may write it.
+    `covered` counts, per page, the open scoped ops that may write it; `freed_seq` and `freed_lane` say which message
+    freed it last, and of which lane.
 
     Args:
         num_pages, page_size: shape of the group.
@@ -57,6 +58,8 @@ class Ledger:
         self.ended_at = np.full(n, NEVER)
         self.verified_at = np.full(n, NEVER)
         self.doubted_at = np.full(n, NEVER)
+        self.freed_seq: I64 = np.zeros(num_pages, dtype=np.int64)
+        self.freed_lane = np.zeros(num_pages, dtype=np.object_)
         self.covered: npt.NDArray[np.int32] = np.zeros(num_pages, dtype=np.int32)
         self.scopes = 0
         for first, last in reserved:
@@ -103,9 +106,11 @@ class Ledger:
         self.last_op[slots] = op
         self.forget(slots, SlotState.VOID)
 
-    def free(self, slots: I64) -> None:
-        """`slots` [n] leave the guarded set; their generation stays."""
-        slots = self.unreserved(slots)
+    def free(self, pages: I64, *, seq: int, lane: str) -> None:
+        """The slots of `pages` [p] leave the guarded set; their generation stays."""
+        self.freed_seq[pages] = seq
+        self.freed_lane[pages] = lane
+        slots = self.unreserved(self.in_pages(pages))
         before = self.state[slots]
         self._counters.skipped[Skip.FREED] += int(np.count_nonzero(_UNSTAMPED[before]))
         self._counters.freed += slots.size

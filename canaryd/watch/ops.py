@@ -15,6 +15,7 @@ class OpenOp:
     begun_seq: int
     begun_at: float
     scope: dict[int, I64] | None
+    lane: str = ""
     stalled: bool = field(default=False)
 
 
@@ -42,6 +43,14 @@ class OpenOps:
     def hold_back(self, announced: int) -> bool:
         """Whether an unscoped op that began at or before `announced` is still open."""
         return any(op.scope is None and op.begun_seq <= announced for op in self._ops.values())
+
+    def any_since(self, seq: int) -> bool:
+        """Whether an op that began at or before message `seq` is still open."""
+        return any(op.begun_seq <= seq for op in self._ops.values())
+
+    def scoped(self) -> list[OpenOp]:
+        """Open ops with a scope."""
+        return [op for op in self._ops.values() if op.scope is not None]
 
     def newly_stalled(self, older_than: float) -> list[OpenOp]:
         """Ops that began before `older_than` and were not reported before."""

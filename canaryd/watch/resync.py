@@ -13,6 +13,7 @@ from canaryd.watch.counters import Counters, Oddity, Rebless, Skip
 from canaryd.watch.final_sets import FinalSets
 from canaryd.watch.group import Group
 from canaryd.watch.ledger import HAS_CHAIN, HAS_POSITION
+from canaryd.watch.ops import OpenOps
 from canaryd.watch.report import SlotState
 from canaryd.watch.rows import UNKNOWN_ROW
 from canaryd.wire.messages import Snapshot
@@ -26,6 +27,7 @@ def adopt_snapshot(
     counters: Counters,
     cause: Cause,
     why: Rebless,
+    ops: OpenOps,
 ) -> None:
     """Applies a snapshot after everything was forgotten or doubted. Raises MalformedSets."""
     rows: list[list[int]] = [[] for _ in groups]
@@ -46,7 +48,14 @@ def adopt_snapshot(
         final.judge_claims(cause)
     for group, final, opened_rows, cached_pages in zip(groups, sets, rows, cached, strict=True):
         _adopt(
-            group, final, np.array(opened_rows, dtype=np.int64), cached_pages, counters=counters, cause=cause, why=why
+            group,
+            final,
+            np.array(opened_rows, dtype=np.int64),
+            cached_pages,
+            counters=counters,
+            cause=cause,
+            why=why,
+            ops=ops,
         )
 
 
@@ -59,6 +68,7 @@ def _adopt(
     counters: Counters,
     cause: Cause,
     why: Rebless,
+    ops: OpenOps,
 ) -> None:
     ledger = group.ledger
     owners, positions = group.rows.written_positions(rows)
@@ -78,7 +88,7 @@ def _adopt(
     fresh = ledger.state[slots] == SlotState.UNKNOWN
     fresh |= (ledger.state[slots] == SlotState.DOUBT) & _renamed(group, owners, positions, slots)
     sets.adopt(owners[fresh], positions[fresh], slots[fresh], cause=cause, why=why)
-    sets.count_unknown()
+    sets.judge_prefixes(ops, cause)
 
 
 def _renamed(group: Group, rows: I64, positions: I64, slots: I64) -> Mask:

@@ -14,8 +14,9 @@ from canaryd.watch.counters import Check, Counters, Oddity
 from canaryd.watch.group import Group
 from canaryd.watch.ledger import HAS_CHAIN, HAS_POSITION
 from canaryd.watch.ledger_checks import Claims, LedgerChecks
+from canaryd.watch.lifetime import Lifetime
 from canaryd.watch.report import SlotState
-from canaryd.watch.rows import LEAVING_ROW, UNKNOWN_ROW, segments
+from canaryd.watch.rows import GONE_ROW, LEAVING_ROW, UNKNOWN_ROW, segments
 from canaryd.wire.messages import Writes
 
 
@@ -68,12 +69,14 @@ class RowWrites:
     Args:
         group: the state that changes.
         checks: the ledger checks.
+        lifetime: judges writes of rows that are gone.
         counters: totals to add to.
     """
 
-    def __init__(self, group: Group, checks: LedgerChecks, counters: Counters) -> None:
+    def __init__(self, group: Group, checks: LedgerChecks, lifetime: Lifetime, counters: Counters) -> None:
         self._group = group
         self._checks = checks
+        self._lifetime = lifetime
         self._counters = counters
         self._appends = Appends(group, checks)
 
@@ -117,6 +120,8 @@ class RowWrites:
                 named[at] = LEAVING_ROW
             else:
                 self._counters.oddities[Oddity.UNKNOWN_ROW] += 1
+                if self._group.rows.is_gone(names[at]):
+                    named[at] = GONE_ROW
         return named
 
     def _write(self, stretches: Stretches, cause: Cause) -> None:
@@ -141,6 +146,7 @@ class RowWrites:
             claims, prev_hash = claims.take(keep), prev_hash[keep]
         if not claims.slots.size:
             return
+        self._lifetime.written(claims, cause)
         placed = self._place(claims, cause)
         self._checks.owner(claims if placed is None else claims.take(placed), cause, writes=True)
         flags = np.where(claims.positions >= 0, HAS_POSITION, 0) | np.where(claims.chain, HAS_CHAIN, 0)

@@ -12,6 +12,8 @@ from canaryd.watch.columns import Mask, changes, expand, offsets_of, pages_of
 UNKNOWN_ROW = -1
 LEAVING_ROW = -2
 """A row that the same end closes: it is closed before its writes are applied, and they are not held against others."""
+GONE_ROW = -3
+"""A row that was closed earlier."""
 HOLE = -1
 """A row's page that is not there."""
 
@@ -28,6 +30,9 @@ _FIELDS = (
     "changed_by",
 )
 
+_MAX_GONE = 16384
+"""Names of closed rows that are remembered."""
+
 _ONE_HOLDER = 1 << 40
 """More than the sum of the row indices of all list entries."""
 
@@ -42,7 +47,8 @@ class Rows:
     since the row's last change. linked_at: when the last walk over all links began.
 
     `holders` counts per page the row list entries that name it, `holder_sum` adds up `_ONE_HOLDER` + row index + 1 for
-    each, so that it says of one holder which, and of several that there are several.
+    each, so that it says of one holder which, and of several that there are several. `acquired` is, per page, the `seq`
+    at which a row came to list it last; `seq` is set by the caller to the number of the message that it applies.
 
     Args:
         num_pages, page_size, ring: shape of the group.
@@ -74,6 +80,9 @@ class Rows:
         self.content = Arena((-1, 0))
         self.holders: I64 = np.zeros(num_pages, dtype=np.int64)
         self.holder_sum: I64 = np.zeros(num_pages, dtype=np.int64)
+        self.acquired: I64 = np.zeros(num_pages, dtype=np.int64)
+        self.seq = 0
+        self._gone: dict[str, None] = {}
         self._free: list[int] = []
         self._revisions = 0
         self._grow()
@@ -103,6 +112,7 @@ class Rows:
             self._grow()
         row = self._free.pop()
         self.index[name] = row
+        self._gone.pop(name, None)
         self._named_rows = None
         self.names[row] = name
         self.open[row] = True
@@ -129,7 +139,14 @@ class Rows:
         self.names[row] = ""
         self.revise(row)
         self._free.append(row)
+        self._gone[name] = None
+        if len(self._gone) > _MAX_GONE:
+            del self._gone[next(iter(self._gone))]
         return True
+
+    def is_gone(self, name: str) -> bool:
+        """Whether a row of this name was closed, as far as is remembered."""
+        return name in self._gone
 
     def clear(self) -> None:
         """Forgets all rows."""
@@ -142,6 +159,7 @@ class Rows:
         self.content.clear()
         self.holders[:] = 0
         self.holder_sum[:] = 0
+        self._gone.clear()
         if self.revision.size:
             self.revise(np.arange(self.revision.size))
 
@@ -211,6 +229,8 @@ class Rows:
         there = pages != HOLE
         if np.count_nonzero(there) < pages.size:
             pages, rows = pages[there], rows if isinstance(rows, int) else rows[there]
+        if by > 0:
+            self.acquired[pages] = self.seq
         np.add.at(self.holders, pages, by)
         np.add.at(self.holder_sum, pages, by * (rows + (_ONE_HOLDER + 1)))
 

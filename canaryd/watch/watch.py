@@ -54,7 +54,11 @@ class Watch:
             Group(number, spec, slot_bytes=size, scheme=scheme, chain_key=chain_key, counters=self.counters)
             for number, (spec, size) in enumerate(zip(attach.groups, slot_bytes, strict=True))
         ]
-        self._sets = [FinalSets(group, self.counters, self._log, max_rows=policy.max_rows) for group in self._groups]
+        private = attach.frees and attach.tiers == "none"
+        self._sets = [
+            FinalSets(group, self.counters, self._log, max_rows=policy.max_rows, private=private)
+            for group in self._groups
+        ]
         self._ops = OpenOps()
         self._suspects = SuspectList(policy.max_suspects)
         self._planner = Planner(self._groups, policy, self._suspects, self.counters)
@@ -90,7 +94,7 @@ class Watch:
             self._begin(message, now, seq)
         else:
             try:
-                self._end(message, now)
+                self._end(message, now, seq)
             except MalformedSets:
                 self.counters.oddities[Oddity.BAD_COLUMN] += 1
                 self.on_gap(now)
@@ -141,7 +145,9 @@ class Watch:
                 self._begin(begin, now, 0)
             if self._in_gap:
                 return  # more open ops than can be remembered
-            adopt_snapshot(message, self._groups, self._sets, counters=self.counters, cause=cause, why=self._cause)
+            adopt_snapshot(
+                message, self._groups, self._sets, counters=self.counters, cause=cause, why=self._cause, ops=self._ops
+            )
         except MalformedSets:
             self.counters.oddities[Oddity.BAD_COLUMN] += 1
             self._forget()
@@ -170,13 +176,13 @@ class Watch:
                 scope[pages.group] = np.union1d(scope[pages.group], named) if pages.group in scope else named
             for number, covered in scope.items():
                 self._groups[number].ledger.cover(covered, 1)
-        self._ops.begin(OpenOp(op=message.op, begun_seq=seq, begun_at=now, scope=scope))
+        self._ops.begin(OpenOp(op=message.op, begun_seq=seq, begun_at=now, scope=scope, lane=message.lane))
 
     def _uncover(self, op: OpenOp) -> None:
         for number, covered in (op.scope or {}).items():
             self._groups[number].ledger.cover(covered, -1)
 
-    def _end(self, message: End, now: float) -> None:
+    def _end(self, message: End, now: float, seq: int) -> None:
         op = self._ops.end(message.op)
         if op is None:
             self.counters.oddities[Oddity.UNKNOWN_OP] += 1
@@ -190,6 +196,10 @@ class Watch:
             op=message.op,
             begun_at=op.begun_at if op else now,
             now=now,
+            begun_seq=op.begun_seq if op else 0,
+            seq=seq,
+            lane=op.lane if op else "",
+            done=message.status == "done",
             closed=frozenset(message.closed),
             remapped=remapped,
         )
@@ -197,9 +207,11 @@ class Watch:
         self._end_rows(message, cause)
         self._end_content(message, cause)
         for sets in self._sets:
-            sets.count_unknown()
+            sets.judge_prefixes(self._ops, cause)
 
     def _end_rows(self, message: End, cause: Cause) -> None:
+        for group in self._groups:
+            group.rows.seq = cause.seq
         for name in message.closed:
             if not [True for sets in self._sets if sets.close_row(name)]:
                 self.counters.oddities[Oddity.UNKNOWN_ROW] += 1
@@ -227,7 +239,7 @@ class Watch:
             return
         for freed in message.freed:
             if sets := self._sets_of(freed.group):
-                sets.free(freed.pages, cause)
+                sets.free(freed.pages, cause, self._ops)
 
     def _sets_of(self, group: int) -> FinalSets | None:
         if 0 <= group < len(self._sets):

@@ -28,6 +28,10 @@ def specs() -> list[GroupSpec]:
     ]
 
 
+def lane_of(scope: list[PageSet] | None) -> str:
+    return "main" if scope is None else "load"
+
+
 @dataclass
 class Features:
     """What this run of the engine does (swarm: each is switched at random)."""
@@ -88,6 +92,7 @@ class Op:
     open_messages: list[RowOpen] = field(default_factory=list)
     voids: dict[int, list[int]] = field(default_factory=dict)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    freed: dict[int, list[int]] | None = None
     grown: list[tuple[Request, int]] = field(default_factory=list)
     status: str = "done"
 
@@ -153,7 +158,7 @@ class Engine:
                 )
         held = {page for request in self.requests if request.opened for page in request.full}
         cached = sorted(set(self.prefix.values()) - held)
-        open_ops = [Begin(op=op.number, scope=op.scope) for op in [*self.ops, *self.loads]]
+        open_ops = [Begin(op=op.number, scope=op.scope, lane=lane_of(op.scope)) for op in [*self.ops, *self.loads]]
         self.pending_close = []
         self.pending_freed = {FULL: [], SWA: []}
         self.send(Snapshot(open_ops=open_ops, rows=rows, cached=[PageSet(group=FULL, pages=column(cached))]))
@@ -209,7 +214,7 @@ class Engine:
     def _begin(self, scope: list[PageSet] | None = None) -> Op:
         self._op += 1
         op = Op(number=self._op, scope=scope)
-        self.send(Begin(op=op.number, scope=scope))
+        self.send(Begin(op=op.number, scope=scope, lane=lane_of(scope)))
         return op
 
     def _schedule(self) -> None:
@@ -289,10 +294,16 @@ class Engine:
     def _load(self, request: Request) -> None:
         """Fetches the first pages of the prompt in an op of its own, with a scope; the row opens at its end."""
         count = len(request.prompt) // PAGE
-        fetched = self._take(FULL, count)
+        # What is evicted for the load is named as freed by the load; what steps free, by steps: lanes protect pages.
+        steps_freed, self.pending_freed = self.pending_freed, {FULL: [], SWA: []}
+        # A page is named as freed before, or with, what uses it next.
+        fetched = None if any(steps_freed.values()) else self._take(FULL, count)
+        freed, self.pending_freed = self.pending_freed, steps_freed
         if fetched is None:
             self._free_pages(SWA, request.window)
             request.window = []
+            for group, evicted in freed.items():
+                self.pending_freed[group] += evicted
             self.waiting.append(request)
             return
         for page in fetched:
@@ -301,6 +312,7 @@ class Engine:
         self.requests.append(request)
         op = self._begin([PageSet(group=group, pages=column(pages)) for group, pages in self._tables(request)])
         self.loads.append(op)
+        op.freed = freed
         op.opened.append(request)
         op.open_messages = [self._row(request, group) for group in self.groups]
         if self.features.zeroing:
@@ -352,7 +364,9 @@ class Engine:
             self._fail(op)
         for request in op.opened:
             request.opened = request in self.requests
-        closed, self.pending_close = self.pending_close, []
+        closed: list[str] = []
+        if op.freed is None:
+            closed, self.pending_close = self.pending_close, []
         for request, reached in op.grown:
             if request in self.requests:
                 request.written = max(request.written, reached) if op.status == "done" else request.written
@@ -363,12 +377,17 @@ class Engine:
             for request in list(self.requests):
                 if request.opened and request.written >= len(request.prompt) + request.target:
                     self._close(request)
-            closed += self.pending_close
-            self.pending_close = []
-        freed, self.pending_freed = self.pending_freed, {FULL: [], SWA: []}
+            if op.freed is None:
+                closed += self.pending_close
+                self.pending_close = []
         copies, fork_rows = (
-            self._fork() if self.features.copies and rng.random() < 0.15 and not self.frozen else ([], [])
+            self._fork()
+            if self.features.copies and rng.random() < 0.15 and not self.frozen and op.freed is None
+            else ([], [])
         )
+        freed = op.freed
+        if freed is None:
+            freed, self.pending_freed = self.pending_freed, {FULL: [], SWA: []}
         # Preempted while the op was under way: it never opens.
         alive = {request.name for request in op.opened if request.opened}
         self.send(

@@ -60,7 +60,7 @@ def group_spec(
     )
 
 
-def attach_of(groups: Sequence[GroupSpec], *, frees: bool = True, tiers: str = "none") -> Attach:
+def attach_of(groups: Sequence[GroupSpec], *, frees: bool = True, tiers: str = "opaque") -> Attach:
     return Attach(
         identity=Identity(engine="sim"),
         engine_kind="sim",
@@ -118,6 +118,7 @@ class Bench:
         *,
         policy: Policy | None = None,
         frees: bool = True,
+        tiers: str = "opaque",
         scheme: str = "native",
         snapshot: bool = True,
         watch_class: type[Watch] = Watch,
@@ -127,7 +128,7 @@ class Bench:
         self.policy = policy or Policy()
         self.specs = groups
         self.watch = watch_class(
-            attach_of(groups, frees=frees),
+            attach_of(groups, frees=frees, tiers=tiers),
             policy=self.policy,
             scheme=scheme,
             chain_key=12345,
@@ -150,9 +151,9 @@ class Bench:
         self.seq += 1
         self.watch.apply(self.seq, message, self.now)
 
-    def begin(self, scope: list[PageSet] | None = None) -> int:
+    def begin(self, scope: list[PageSet] | None = None, lane: str = "main") -> int:
         self._op += 1
-        self.send(Begin(op=self._op, scope=scope))
+        self.send(Begin(op=self._op, scope=scope, lane=lane))
         return self._op
 
     def end(self, op: int, **sets: object) -> None:
@@ -169,6 +170,9 @@ class Bench:
             if all(((column >= 0) & (column < memory.shape[0])).all() for column in (sources, destinations)):
                 memory[destinations] = memory[sources]
         self.end(op, **sets)
+
+    def resync(self, rows: Sequence[RowOpen] = (), cached: Sequence[PageSet] = ()) -> None:
+        self.send(Snapshot(open_ops=[], rows=list(rows), cached=list(cached)))
 
     def scribble(self, slots: Sequence[int] | np.ndarray, group: int = 0) -> None:
         slots = np.asarray(slots)

@@ -33,7 +33,7 @@ class Simulation:
         print(f"simulation seed {seed}, scheme {scheme}")
         self.engine = Engine(seed, features)
         self.rng = np.random.default_rng([seed, 1])
-        attach = attach_of(self.engine.specs, frees=self.engine.features.frees)
+        attach = attach_of(self.engine.specs, frees=self.engine.features.frees, tiers="none")
         self.watch = watch_class(
             attach, policy=policy, scheme=scheme, chain_key=seed, slot_bytes=[SLOT_BYTES] * len(self.engine.specs)
         )
