@@ -1,13 +1,12 @@
-"""Digest and sum of slots in torch: the reference, and the backend of host pools.
+"""Digest and sum of slots on the host: the reference, and the backend of host pools.
 
-Rows are gathered into bounded scratch and mixed there in place, so that the work stays in the cache and temporaries
-stay bounded whatever the number of slots. Regions of one geometry in one memory are gathered together, so that a call
-for few slots costs few operations. Python loops over memories and portions, never over slots.
+Rows are gathered by torch into two small scratch buffers and mixed there in place by numpy, which multiplies 64-bit
+integers faster than torch and shifts unsigned ones logically. A portion of the work is a few slots in all regions: it
+stays in the second-level cache from the gather to the sums, and costs a score of calls. No loop over slots.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,123 +15,71 @@ import numpy.typing as npt
 import torch
 
 from canary_kernels.constants import CHAIN_STEP, SPLITMIX_MUL_1, SPLITMIX_MUL_2, WORD_STEP, mix, signed
-from canary_kernels.layout import GroupLayout, Region
-from canary_kernels.nonfinite import NONFINITE_RULES, NonfiniteRule
+from canary_kernels.layout import GroupLayout
 from canary_kernels.reference.mixing import mix as mix_tensor
 from canary_kernels.reference.nonfinite import any_nonfinite
+from canary_kernels.reference.rows import I64, U64, Portion, RowBatch, row_batches
 from canary_kernels.scheme import Scheme
 
-SCRATCH_WORDS: dict[Scheme, int] = {"native": 1 << 16, "sglang": 1 << 18}
-"""8-byte words of one of the two scratch buffers (0.5 and 2 MiB): the native digest wants to stay in the cache, the
+U8 = npt.NDArray[np.uint8]
+
+SCRATCH_WORDS: dict[Scheme, int] = {"native": 1 << 15, "sglang": 1 << 18}
+"""8-byte words of one of the two scratch buffers (256 KiB and 2 MiB): the native digest wants to stay in the cache, the
 fold wants many rows per step. A single row that is longer makes them larger."""
 _MOST_SLOTS = 4096
-"""Most slots gathered at once, so that index vectors stay small too."""
+"""Most slots digested at once, so that index vectors stay small too."""
+
+_SLOTS = 128
+"""Slots that a portion holds before it holds several regions: few regions at a time cost the fewest page walks."""
+
+_MOST_PORTIONS = 256
+
+# 0-d arrays: numpy converts neither them nor their dtype, which a small portion would feel
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = (np.array(bits, dtype=np.uint64) for bits in (30, 27, 31))
+_MUL_1, _MUL_2 = (np.array(factor, dtype=np.uint64) for factor in (SPLITMIX_MUL_1, SPLITMIX_MUL_2))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Table:
-    """Regions of one geometry in one memory as a table of overlapping rows, so that one gather reads them all.
+@dataclass
+class _Outputs:
+    """What one chunk of slots fills, on the host: digests, sums [n], and if wanted tops [n, R], nonfinite [n]."""
 
-    Row number of a piece = starts[region] + page*page_rows + offset*slot_rows + piece*piece_rows.
-    """
+    digests: I64
+    sums: I64
+    tops: U8 | None
+    nonfinite: U8 | None
 
-    rows: torch.Tensor
-    starts: torch.Tensor
-    page_rows: int
-    slot_rows: int
-    piece_rows: int
+    def columns(self) -> tuple[I64 | U8 | None, ...]:
+        """All four, in order."""
+        return self.digests, self.sums, self.tops, self.nonfinite
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Batch:
-    """Regions of one shape, mixed together: `regions` [R] are their numbers, table after table; keys [R, 1, words]."""
-
-    regions: torch.Tensor
-    tables: tuple[_Table, ...]
-    keys: torch.Tensor
-    words: int
-    wide: bool
-    pieces: int
-    rule: NonfiniteRule | None
-
-
-def _strides(layout: GroupLayout, region: Region) -> tuple[int, int, int]:
-    """Page, slot and piece stride in bytes, 0 where there is only one."""
-    return (
-        region.page_stride if layout.num_pages > 1 else 0,
-        region.slot_stride if layout.page_size > 1 else 0,
-        region.piece_stride if region.pieces > 1 else 0,
-    )
-
-
-def _is_wide(layout: GroupLayout, region: Region) -> bool:
-    """Whether the pieces are whole, 8-byte aligned words: such regions are read as int64, all others as int32."""
-    memory = region.memory
-    places = (memory.data_ptr() + region.offset, memory.storage_offset() + region.offset)
-    return not any(value % 8 for value in (*_strides(layout, region), region.piece_bytes, *places))
-
-
-def _table(layout: GroupLayout, regions: list[Region]) -> _Table:
-    """The table of regions that share memory, strides and pieces."""
-    one = regions[0]
-    strides = _strides(layout, one)
-    size, dtype = (8, torch.int64) if _is_wide(layout, one) else (4, torch.int32)
-    begin = min(region.offset for region in regions)
-    starts = [region.offset - begin for region in regions]
-    reach = (layout.num_pages - 1) * strides[0] + (layout.page_size - 1) * strides[1] + (one.pieces - 1) * strides[2]
-    reach += max(starts)
-    flat = one.memory[begin : begin + reach + one.piece_bytes].view(dtype)
-    step = math.gcd(*strides, *starts) or size
-    return _Table(
-        rows=flat.as_strided((reach // step + 1, one.piece_bytes // size), (step // size, 1)),
-        starts=torch.tensor(starts, dtype=torch.int64, device=one.memory.device).div_(step, rounding_mode="floor"),
-        page_rows=strides[0] // step,
-        slot_rows=strides[1] // step,
-        piece_rows=strides[2] // step,
-    )
-
-
-def _batches(layout: GroupLayout) -> list[_Batch]:
-    """All regions of the layout, those of one shape together."""
-    shapes: dict[tuple[int, bool, int, NonfiniteRule | None], dict[tuple[int, ...], list[int]]] = {}
-    for number, region in enumerate(layout.regions):
-        rule = None if region.dtype is None else NONFINITE_RULES.get(region.dtype)
-        shape = (region.piece_bytes, _is_wide(layout, region), region.pieces, rule)
-        memory = region.memory
-        place = (memory.data_ptr(), memory.numel(), *_strides(layout, region))
-        shapes.setdefault(shape, {}).setdefault(place, []).append(number)
-    word_keys, region_keys = keys(layout, layout.device)
-    batches: list[_Batch] = []
-    for (_, wide, pieces, rule), places in shapes.items():
-        order = [number for numbers in places.values() for number in numbers]
-        words = layout.regions[order[0]].words
-        regions = torch.tensor(order, device=layout.device)
-        batches.append(
-            _Batch(
-                regions=regions,
-                tables=tuple(
-                    _table(layout, [layout.regions[number] for number in numbers]) for numbers in places.values()
-                ),
-                keys=(region_keys[regions].unsqueeze(1) ^ word_keys[:words]).unsqueeze(1),
-                words=words,
-                wide=wide,
-                pieces=pieces,
-                rule=rule,
-            )
+    def zeros_like(self, n: int) -> _Outputs:
+        """Zeros for `n` slots, for what is wanted here."""
+        return _Outputs(
+            np.zeros(n, dtype=np.int64),
+            np.zeros(n, dtype=np.int64),
+            None if self.tops is None else np.zeros((n, self.tops.shape[1]), dtype=np.uint8),
+            None if self.nonfinite is None else np.zeros(n, dtype=np.uint8),
         )
-    return batches
 
 
 @dataclass
 class HostDigest:
-    """Tables and keys of one layout, made once and used for every digest of the group. Not thread-safe."""
+    """Tables, keys and scratch of one layout, used for every digest of the group. Not thread-safe.
+
+    Memory on a GPU is gathered there and mixed on the host, for comparisons in tests.
+    """
 
     layout: GroupLayout
-    _batches: list[_Batch] = field(init=False)
-    _scratch: list[torch.Tensor] = field(default_factory=list, init=False)
+    _batches: list[tuple[RowBatch, torch.Tensor]] = field(init=False)
+    _scratch: torch.Tensor = field(default_factory=lambda: torch.empty((2, 0), dtype=torch.int64), init=False)
+    _portions: dict[tuple[int, int, int], Portion] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self._batches = _batches(self.layout)
+        word_keys, region_keys = keys(self.layout, torch.device("cpu"))
+        self._batches = [
+            (batch, (region_keys[batch.regions].unsqueeze(1) ^ word_keys[: batch.words]).view(-1))
+            for batch in row_batches(self.layout)
+        ]
 
     def __call__(  # noqa: PLR0917 - inputs, outputs, scheme
         self,
@@ -144,115 +91,78 @@ class HostDigest:
         nonfinite: torch.Tensor | None = None,
     ) -> None:
         """Fills digests [n], sums [n] and, if given, region_bytes [n, R] and nonfinite [n] (uint8) for slots [n]."""
-        for start in range(0, slots.numel(), _MOST_SLOTS):
-            end = min(start + _MOST_SLOTS, slots.numel())
-            self._chunk(
-                slots[start:end],
-                digests=digests[start:end],
-                sums=sums[start:end],
-                region_bytes=None if region_bytes is None else region_bytes[start:end],
-                scheme=scheme,
-                nonfinite=None if nonfinite is None else nonfinite[start:end],
-            )
-        self._scratch = []  # not kept: groups would add up
-
-    def _chunk(
-        self,
-        slots: torch.Tensor,
-        *,
-        digests: torch.Tensor,
-        sums: torch.Tensor,
-        region_bytes: torch.Tensor | None,
-        scheme: Scheme,
-        nonfinite: torch.Tensor | None,
-    ) -> None:
-        valid = (slots >= 0) & (slots < self.layout.num_slots)
-        inside = torch.where(valid, slots, 0)
-        page = torch.div(inside, self.layout.page_size, rounding_mode="floor")
-        offset = inside - page * self.layout.page_size
-        sums.zero_()
-        digests.zero_()
-        if nonfinite is not None:
-            nonfinite.zero_()
-        count = slots.numel()
-        folded = (
-            torch.zeros((len(self.layout.regions), count), dtype=torch.int64, device=slots.device)
-            if scheme == "sglang"
-            else None
+        if slots.device.type != "cpu":
+            on_host = digests.cpu(), sums.cpu()
+            optional = [None if out is None else out.cpu() for out in (region_bytes, nonfinite)]
+            self(slots.cpu(), *on_host, optional[0], scheme, optional[1])
+            for target, filled in zip((digests, sums, region_bytes, nonfinite), (*on_host, *optional), strict=True):
+                if target is not None and filled is not None:
+                    target.copy_(filled)
+            return
+        outs = _Outputs(
+            digests.numpy(),
+            sums.numpy(),
+            None if region_bytes is None else region_bytes.numpy(),
+            None if nonfinite is None else nonfinite.numpy(),
         )
-        for batch in self._batches:
-            numbers: dict[tuple[int, int, int], torch.Tensor] = {}
-            for some, first, last in _portions(len(batch.regions), count, batch.words, SCRATCH_WORDS[scheme]):
-                x, spare = self._gather(batch, some, page, offset, numbers, slice(first, last))
-                sums[first:last] += x.sum(dim=2).sum(dim=0)
-                if nonfinite is not None and batch.rule is not None:
-                    nonfinite[first:last] |= any_nonfinite(x, batch.rule, spare)
-                if folded is not None:
-                    folded[batch.regions[some], first:last] = _fold(x, spare)
+        numbers: I64 = slots.numpy()
+        for first in range(0, numbers.size, _MOST_SLOTS):
+            wanted = numbers[first : first + _MOST_SLOTS]
+            valid = wanted.view(np.uint64) < self.layout.num_slots
+            if not valid.all():
+                wanted = np.where(valid, wanted, 0)
+            order: I64 | slice = np.argsort(wanted) if wanted.size > _SLOTS else slice(None)
+            found = outs.zeros_like(wanted.size)
+            self._chunk(wanted[order], found, scheme)
+            for out, part in zip(outs.columns(), found.columns(), strict=True):
+                if out is not None and part is not None:
+                    part[order] = part.copy()
+                    part[~valid] = 0
+                    out[first : first + wanted.size] = part
+
+    def _chunk(self, slots: I64, out: _Outputs, scheme: Scheme) -> None:
+        """Fills `out`, zero before, for slots that are all in range."""
+        page, offset = np.divmod(slots, self.layout.page_size)
+        folds = np.zeros((len(self.layout.regions), slots.size), dtype=np.uint64) if scheme == "sglang" else None
+        for number, (batch, batch_keys) in enumerate(self._batches):
+            first_rows = page * batch.page_rows + offset * batch.slot_rows
+            for some, part in _parts(batch.regions.size, slots.size, batch.words, SCRATCH_WORDS[scheme]):
+                portion = self._portion(number, some, part.stop - part.start)
+                portion.gather(first_rows[part])
+                torch.sum(portion.words, 1, out=portion.totals)
+                out.sums[part] += portion.totals.numpy()
+                if out.nonfinite is not None and batch.rule is not None:
+                    out.nonfinite[part] |= any_nonfinite(portion.x, portion.y, batch.rule, part.stop - part.start)
+                if folds is not None:
+                    fold = _fold(portion.x.reshape(-1, batch.words), portion.y)
+                    folds[portion.regions, part] = fold.reshape(-1, portion.regions.size).T
                     continue
-                _mix_in_place(x.bitwise_xor_(batch.keys[some]), spare)
-                partial = x.sum(dim=2)
-                digests[first:last] += partial.sum(dim=0)
-                if region_bytes is not None:
-                    region_bytes[first:last, batch.regions[some]] = ((partial >> 56) & 0xFF).to(torch.uint8).T
-        if folded is not None:
-            for accumulator in folded:
-                digests.copy_(mix_tensor(digests ^ accumulator))
-            if region_bytes is not None:
-                region_bytes.copy_(((folded >> 56) & 0xFF).to(torch.uint8).T)
-        digests.masked_fill_(~valid, 0)
-        sums.masked_fill_(~valid, 0)
-        if region_bytes is not None:
-            region_bytes[~valid] = 0
-        if nonfinite is not None:
-            nonfinite[~valid] = 0
+                portion.words.bitwise_xor_(batch_keys[some.start * batch.words : some.stop * batch.words])
+                _mix_in_place(portion.x, portion.y)
+                if out.tops is not None:
+                    shares = np.add.reduce(portion.x.reshape(-1, portion.regions.size, batch.words), 2)
+                    out.tops[part, portion.regions] = shares >> np.uint64(56)
+                torch.sum(portion.words, 1, out=portion.totals)
+                out.digests[part] += portion.totals.numpy()
+        if folds is not None:
+            _fold_total(folds, out)
+            self._drop_scratch()  # that of the fold is large: groups would add up
 
-    def _gather(  # noqa: PLR0917 - which rows, and what is known of them already
-        self,
-        batch: _Batch,
-        some: slice,
-        page: torch.Tensor,
-        offset: torch.Tensor,
-        numbers: dict[tuple[int, int, int], torch.Tensor],
-        part: slice,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The words [regions, slots, words] as int64 in scratch, and a second buffer of the same shape.
+    def _portion(self, number: int, some: slice, slots: int) -> Portion:
+        """The portion of batch `number`, made once as long as the scratch does not grow."""
+        batch = self._batches[number][0]
+        size = slots * (some.stop - some.start) * batch.words
+        if self._scratch.shape[1] < size or len(self._portions) >= _MOST_PORTIONS:
+            self._drop_scratch()
+            self._scratch = torch.empty((2, size), dtype=torch.int64)
+        key = (number, some.start, slots)
+        if key not in self._portions:
+            self._portions[key] = Portion.of(batch, some, slots, self._scratch)
+        return self._portions[key]
 
-        `numbers` keeps the row numbers of the tables' geometries from one portion to the next.
-        """
-        count, words, pieces = part.stop - part.start, batch.words, batch.pieces
-        regions = some.stop - some.start
-        size = regions * count * words
-        if not self._scratch or self._scratch[0].numel() < size:
-            self._scratch = [torch.empty(size, dtype=torch.int64, device=page.device) for _ in range(2)]
-        x = self._scratch[0][:size].view(regions, count, words)
-        spare = self._scratch[1][:size].view(regions, count, words)
-        width = batch.tables[0].rows.shape[1]
-        half = not batch.wide and (pieces * width) % 2 == 1
-        if half:
-            target = spare.view(-1).view(torch.int32)[: regions * count * pieces * width]
-        else:
-            target = x.view(-1) if batch.wide else x.view(-1).view(torch.int32)
-        by_region = target.view(regions, count * pieces, width)
-        begin = 0
-        for table in batch.tables:
-            end = begin + table.starts.numel()
-            low, high = max(some.start, begin), min(some.stop, end)
-            if low < high:
-                geometry = (table.page_rows, table.slot_rows, table.piece_rows)
-                if geometry not in numbers:
-                    numbers[geometry] = _row_numbers(table, pieces, page, offset)
-                wanted = numbers[geometry][part.start * pieces : part.stop * pieces]
-                if end - begin > 1:
-                    wanted = (table.starts[low - begin : high - begin].unsqueeze(1) + wanted).view(-1)
-                out = by_region[low - some.start : high - some.start]
-                torch.index_select(table.rows, 0, wanted, out=out.view(-1, width))
-            begin = end
-        if half:
-            rows = x.view(-1).view(torch.int32).view(regions * count, 2 * words)
-            rows[:, : pieces * width] = target.view(regions * count, pieces * width)
-            rows[:, pieces * width] = 0
-        return x, spare
+    def _drop_scratch(self) -> None:
+        self._portions.clear()
+        self._scratch = torch.empty((2, 0), dtype=torch.int64)
 
 
 def keys(layout: GroupLayout, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -264,62 +174,48 @@ def keys(layout: GroupLayout, device: torch.device) -> tuple[torch.Tensor, torch
     return words, torch.tensor(regions, dtype=torch.int64, device=device)
 
 
-def _row_numbers(table: _Table, pieces: int, page: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """Row numbers [slots * pieces] of the table's first region, pieces in order inside each slot."""
-    base = page * table.page_rows + offset * table.slot_rows
-    if pieces == 1:
-        return base
-    steps = torch.arange(pieces, dtype=torch.int64, device=page.device) * table.piece_rows
-    return (base.unsqueeze(1) + steps).view(-1)
-
-
-def _portions(regions: int, slots: int, words: int, capacity: int) -> Iterator[tuple[slice, int, int]]:
+def _parts(regions: int, slots: int, words: int, capacity: int) -> Iterator[tuple[slice, slice]]:
     """Splits regions x slots into portions of at most `capacity` words (one row at least)."""
-    fit = max(1, capacity // words)
-    together = max(1, fit // slots)
+    together = min(regions, max(1, capacity // (words * min(slots, _SLOTS))))
     for start in range(0, regions, together):
-        for first in range(0, slots, fit):
-            yield slice(start, min(start + together, regions)), first, min(first + fit, slots)
+        some = slice(start, min(start + together, regions))
+        fit = max(1, capacity // ((some.stop - some.start) * words))
+        even = -(-slots // -(-slots // fit))
+        for first in range(0, slots, even):
+            yield some, slice(first, min(first + even, slots))
 
 
-def _mix_in_place(x: torch.Tensor, spare: torch.Tensor) -> None:
-    """x = s(x) with one spare buffer of the same size.
-
-    On the host by numpy over the same memory: it multiplies 64-bit integers twice as fast as torch, and shifts
-    unsigned ones logically where torch needs a mask besides.
-    """
-    if x.device.type == "cpu":
-        _mix_words(x.view(-1).numpy().view(np.uint64), spare.view(-1).numpy().view(np.uint64))
-    else:
-        x.copy_(mix_tensor(x))
-
-
-def _mix_words(words: npt.NDArray[np.uint64], shifted: npt.NDArray[np.uint64]) -> None:
-    """words = s(words); `shifted` is scratch."""
-    np.right_shift(words, 30, out=shifted)
-    np.bitwise_xor(words, shifted, out=words)
-    np.multiply(words, SPLITMIX_MUL_1, out=words)
-    np.right_shift(words, 27, out=shifted)
-    np.bitwise_xor(words, shifted, out=words)
-    np.multiply(words, SPLITMIX_MUL_2, out=words)
-    np.right_shift(words, 31, out=shifted)
-    np.bitwise_xor(words, shifted, out=words)
+def _mix_in_place(words: U64, shifted: U64) -> None:
+    """words = s(words); `shifted` is scratch of the same size."""
+    np.right_shift(words, _SHIFT_1, shifted)
+    np.bitwise_xor(words, shifted, words)
+    np.multiply(words, _MUL_1, words)
+    np.right_shift(words, _SHIFT_2, shifted)
+    np.bitwise_xor(words, shifted, words)
+    np.multiply(words, _MUL_2, words)
+    np.right_shift(words, _SHIFT_3, shifted)
+    np.bitwise_xor(words, shifted, words)
 
 
-def _fold(x: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
-    """`acc = s(acc ^ word)` along the last dimension: [regions, slots]; serial along the words,
-    vectorised across slots."""
-    regions, slots, words = x.shape
-    columns = spare.view(words, regions * slots)
-    columns.copy_(x.view(regions * slots, words).T)
-    accumulator = torch.zeros(regions * slots, dtype=torch.int64, device=x.device)
-    if x.device.type == "cpu":
-        words_in, state = columns.numpy().view(np.uint64), accumulator.numpy().view(np.uint64)
-        shifted = np.empty_like(state)
-        for column in words_in:
-            np.bitwise_xor(state, column, out=state)
-            _mix_words(state, shifted)
-    else:
-        for row in columns:
-            accumulator = mix_tensor(accumulator ^ row)
-    return accumulator.view(regions, slots)
+def _fold(words: U64, spare: U64) -> U64:
+    """`acc = s(acc ^ word)` along the words of each row: [rows] from [rows, words]; serial along the words, vectorised
+    across rows. `spare` is overwritten."""
+    columns = spare.reshape(words.shape[1], words.shape[0])
+    torch.from_numpy(columns.view(np.int64)).copy_(torch.from_numpy(words.view(np.int64)).T)
+    state = np.zeros(words.shape[0], dtype=np.uint64)
+    shifted = np.empty_like(state)
+    for column in columns:
+        np.bitwise_xor(state, column, state)
+        _mix_in_place(state, shifted)
+    return state
+
+
+def _fold_total(folds: U64, out: _Outputs) -> None:
+    """digest = s(digest ^ fold) over the regions' folds [R, n] in order, from 0."""
+    total = out.digests.view(np.uint64)
+    spare = np.empty_like(total)
+    for fold in folds:
+        np.bitwise_xor(total, fold, total)
+        _mix_in_place(total, spare)
+    if out.tops is not None:
+        out.tops[:] = (folds >> np.uint64(56)).T

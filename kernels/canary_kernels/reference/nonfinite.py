@@ -1,19 +1,23 @@
-"""The NaN/Inf scan in torch."""
+"""The NaN/Inf scan of gathered words."""
 
 from __future__ import annotations
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
-from canary_kernels.constants import signed
 from canary_kernels.nonfinite import NonfiniteRule
 
+U64 = npt.NDArray[np.uint64]
 
-def any_nonfinite(words: torch.Tensor, rule: NonfiniteRule, spare: torch.Tensor) -> torch.Tensor:
-    """Whether each slot holds a NaN or infinity: bool [slots] from int64 words [regions, slots, words].
 
-    `spare` is overwritten; same shape and dtype as `words`.
-    """
-    torch.bitwise_and(words, signed(rule.mask), out=spare).add_(signed(rule.add))
+def any_nonfinite(words: U64, spare: U64, rule: NonfiniteRule, slots: int) -> npt.NDArray[np.bool_]:
+    """Whether each slot holds a NaN or infinity: [slots], from the slots' words one after the other; `spare`, of the
+    same shape, is overwritten."""
+    np.bitwise_and(words, np.uint64(rule.mask), spare)
+    np.add(spare, np.uint64(rule.add), spare)
     if rule.negative_zero:
-        spare.bitwise_not_().bitwise_and_(words)
-    return spare.bitwise_and_(signed(rule.top)).any(dim=2).any(dim=0)
+        np.invert(spare, spare)
+        np.bitwise_and(spare, words, spare)
+    found: U64 = np.bitwise_or.reduce(spare.reshape(slots, -1), axis=1)
+    bad: npt.NDArray[np.bool_] = (found & np.uint64(rule.top)) != 0
+    return bad
