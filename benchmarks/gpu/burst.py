@@ -41,7 +41,7 @@ class BurstShape:
 
 
 FULL = BurstShape(rows=24, row_length=4096, stamps=256, second_reads=64, content=16_384)
-SMALL = BurstShape(rows=3, row_length=21, stamps=5, second_reads=4, content=30)
+SMALL = BurstShape(rows=3, row_length=21, stamps=5, second_reads=2, content=30)
 
 
 @dataclass(frozen=True, kw_only=True)
