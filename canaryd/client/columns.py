@@ -7,6 +7,7 @@ int64 as bytes.
 from __future__ import annotations
 
 import array
+import ctypes
 from collections.abc import Iterable
 from typing import Any
 
@@ -65,18 +66,24 @@ def kept_bytes(kept: Kept) -> int:
 
 
 def _copy_of_array(values: Any) -> list[Any]:
-    if not hasattr(values, "tobytes"):
-        values = values.numpy()  # a tensor: not on a GPU, or it raises TypeError
+    if hasattr(values, "tobytes"):
+        return [values.dtype, values.tobytes()]
+    if values.is_cpu and values.is_contiguous():
+        # `numpy()` lets go of the interpreter's lock, and the client's thread may then hold it for a whole turn
+        return [values.dtype, ctypes.string_at(values.data_ptr(), values.nbytes)]
+    values = values.numpy()  # a tensor on a GPU raises TypeError here
     return [values.dtype, values.tobytes()]
 
 
 def _from_array(dtype: Any, data: bytes) -> bytes:
+    import numpy as np  # the engine that gave an array has it; the client does not depend on it
+
+    if not isinstance(dtype, np.dtype):
+        dtype = np.dtype(str(dtype).removeprefix("torch."))  # a tensor's
     if dtype.str == "<i8":
         return data
     if dtype.kind not in "iu":
         raise TypeError(f"columns hold integers, got an array of {dtype}")
-    import numpy as np  # it is loaded, or there would be no such dtype; the client does not depend on it
-
     values = np.frombuffer(data, dtype)
     if dtype.kind == "u" and values.size and int(values.max()) > INT64_MAX:
         raise OverflowError("columns hold signed integers of 64 bits")

@@ -69,6 +69,8 @@ def test_empty(values: Any) -> None:
         ([1.5], TypeError),
         (np.array([1.0]), TypeError),
         (torch.tensor([1.0]), TypeError),
+        (torch.tensor([1.0], dtype=torch.bfloat16), TypeError),
+        (torch.tensor([True]), TypeError),
         (torch.zeros(1, dtype=torch.int64, device="meta"), (TypeError, NotImplementedError)),
         ("12345678", TypeError),
         ([None], TypeError),
