@@ -86,6 +86,7 @@ class Appends:
             op=cause.op,
             begun_at=cause.begun_at,
             ended_at=cause.now,
+            changes_bytes=cause.done,
         )
         return True
 

@@ -23,6 +23,11 @@ FAIL_POSITION = 2
 FAIL_TOKEN = 32
 FAIL_RANGE = 64
 
+NOTE_UNCHANGED = 1
+"""A stamped slot's digest and sum are those of the stamp that its record held before."""
+NOTE_NONFINITE = 2
+"""A stamped slot holds a NaN or an infinity."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
@@ -80,13 +85,22 @@ class LinkWork:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CopyWork:
+    """Stamps that must have one digest and sum: sources [m], destinations [m]. No content is read."""
+
+    sources: I64
+    destinations: I64
+
+
+@dataclass(frozen=True, kw_only=True)
 class GroupWork:
-    """One group's share of a burst."""
+    """One group's share of a burst; its stamps come first."""
 
     group: int
     stamps: StampWork | None = None
     compare: CompareWork | None = None
     links: LinkWork | None = None
+    copies: CopyWork | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +134,35 @@ class LinkMismatches:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StampNotes:
+    """items [m] index into the stamp items; bits [m] are `NOTE_*` combined. `truncated`: items beyond the capacity
+    that are not listed."""
+
+    items: I64
+    bits: I64
+    truncated: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyMismatches:
+    """items [m] index into the copies whose stamps differ; what the source's stamp holds and the destination's, [m]."""
+
+    items: I64
+    source_digests: I64
+    digests: I64
+    source_sums: I64
+    sums: I64
+
+
+@dataclass(frozen=True, kw_only=True)
 class GroupResult:
-    """What one group's work found."""
+    """What one group's work found. `stamps` None: the backend takes no notes of stamps."""
 
     group: int
     compare: CompareMismatches | None = None
     links: LinkMismatches | None = None
+    stamps: StampNotes | None = None
+    copies: CopyMismatches | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

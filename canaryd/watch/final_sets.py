@@ -264,7 +264,7 @@ class FinalSets:
             positions=np.where(known, ledger.position[source], -1),
             prev_hash=ledger.prev_hash[source],
             after=ledger.after[source],
-            flags=np.where(known, ledger.flags[source], 0).astype(np.uint8),
+            flags=np.where(known, ledger.flags[source] & (HAS_POSITION | HAS_CHAIN), 0).astype(np.uint8),
             op=cause.op,
             begun_at=cause.begun_at,
             ended_at=cause.now,

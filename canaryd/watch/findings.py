@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import msgspec
 import numpy as np
@@ -15,6 +16,26 @@ from canaryd.watch.rows import UNKNOWN_ROW
 
 MAX_RANGES = 16
 """Slot ranges and pages that one finding lists; `slot_count` is exact."""
+
+
+class Kind(StrEnum):
+    """Class of a finding.
+
+    bit_flip, word: one 8-byte word changed, in a few bits or many. row: more of one slot did. page: all of one page or
+    more. zeroed: every byte is zero. nonfinite: it holds NaN or infinity. misdirected: it equals the content stamped
+    for another slot. stale: it equals the slot's own earlier content. unknown: not a change of bytes.
+    """
+
+    BIT_FLIP = "bit_flip"
+    WORD = "word"
+    ROW = "row"
+    PAGE = "page"
+    ZEROED = "zeroed"
+    NONFINITE = "nonfinite"
+    MISDIRECTED = "misdirected"
+    STALE = "stale"
+    UNKNOWN = "unknown"
+
 
 MAX_WAITING = 4096
 """Findings kept until they are taken; further ones are counted only."""
@@ -40,7 +61,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     live: bool
     op: int
     op_age: float
-    classification: str
+    classification: Kind
     first_seen: float
     confirmed: float
     burst: int
@@ -106,6 +127,7 @@ class FindingLog:
         burst: int = -1,
         detail: str = "",
         evidence: Evidence | None = None,
+        kind: Kind = Kind.UNKNOWN,
     ) -> None:
         """Slots [n] that are confirmed faulty, with row (or `UNKNOWN_ROW`) and position (or -1) of each."""
         if not slots.size:
@@ -136,7 +158,8 @@ class FindingLog:
                     first_seen=first_seen,
                     burst=burst,
                     detail=detail,
-                    evidence=None if evidence is None else evidence.take(order[begin : begin + 1]),
+                    evidence=None if evidence is None else evidence.take(order[begin:end]),
+                    kind=kind,
                 )
             )
 
@@ -158,6 +181,7 @@ class FindingLog:
         burst: int,
         detail: str,
         evidence: Evidence | None,
+        kind: Kind,
     ) -> Finding:
         slot = int(slots[0])
         inside = 0 <= slot < group.num_slots
@@ -177,7 +201,7 @@ class FindingLog:
             live=row != UNKNOWN_ROW,
             op=int(group.ledger.last_op[slot]) if inside else -1,
             op_age=now - written if np.isfinite(written) else -1.0,
-            classification="unknown",
+            classification=kind if evidence is None else _kind(slots, evidence, group.page_size),
             first_seen=first_seen,
             confirmed=now,
             burst=burst,
@@ -187,6 +211,14 @@ class FindingLog:
             stored_sum=int(evidence.stored_sums[0]) if evidence else 0,
             seen_sum=int(evidence.seen_sums[0]) if evidence else 0,
         )
+
+
+def _kind(slots: I64, evidence: Evidence, page_size: int) -> Kind:
+    """What the bytes of `slots` [n], sorted, have become, as far as digests and sums tell."""
+    if not np.count_nonzero(evidence.seen_sums):
+        return Kind.ZEROED
+    whole = slots.size % page_size == 0 and slots[0] % page_size == 0 and slots[-1] - slots[0] == slots.size - 1
+    return Kind.PAGE if whole and page_size > 1 else Kind.ROW
 
 
 def _ranges(slots: I64) -> list[tuple[int, int]]:

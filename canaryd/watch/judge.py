@@ -12,12 +12,15 @@ from canaryd.watch.burst import (
     FAIL_RANGE,
     FAIL_TOKEN,
     I64,
+    NOTE_NONFINITE,
+    NOTE_UNCHANGED,
     CompareMismatches,
     LinkMismatches,
+    StampNotes,
 )
 from canaryd.watch.columns import Mask
 from canaryd.watch.counters import Check, Counters, Dismissal, Oddity, Rebless, StampDrop, VerifyMode
-from canaryd.watch.findings import Evidence, FindingLog
+from canaryd.watch.findings import Evidence, FindingLog, Kind
 from canaryd.watch.group import Group
 from canaryd.watch.launched import MODE_CODE, MODES, ComparePart, LaunchedBurst, LinkPart, StampPart
 from canaryd.watch.ledger import REVIVED
@@ -70,7 +73,7 @@ class Judge:
             group = self._groups[part.group]
             result = burst.result_of(part.group)
             if part.stamps is not None:
-                self._stamps(group, part.stamps, burst, now)
+                self._stamps(group, part.stamps, result.stamps if result else None, burst, now)
             if part.compare is not None:
                 self._compare(group, part.compare, result.compare if result else None, burst, now)
             if part.links is not None:
@@ -85,7 +88,7 @@ class Judge:
                 mine = (ledger.generation[slots] == part.stamps.generations) & (
                     ledger.state[slots] == SlotState.PROVISIONAL
                 )
-                self._counters.stamps_dropped[drop] += int(slots.size)
+                self._counters.stamps_dropped[drop] += part.stamps.size
                 ledger.state[slots[mine]] = SlotState.PENDING
                 ledger.enqueue(slots[mine])
             for batch, _, _ in part.compare.batches if part.compare else []:
@@ -107,23 +110,59 @@ class Judge:
 
     # --- stamps -------------------------------------------------------------------------------------------------------
 
-    def _stamps(self, group: Group, part: StampPart, burst: LaunchedBurst, now: float) -> None:
+    def _stamps(
+        self, group: Group, part: StampPart, notes: StampNotes | None, burst: LaunchedBurst, now: float
+    ) -> None:
         ledger, slots, counters = group.ledger, part.slots, self._counters
         same = ledger.generation[slots] == part.generations
         provisional = same & (ledger.state[slots] == SlotState.PROVISIONAL)
         covered = provisional & ledger.is_covered(slots)
-        freed = same & ~provisional
+        freed = same & ~provisional & ~part.reserved
         counters.stamps_dropped[StampDrop.GENERATION] += int(np.count_nonzero(~same))
         counters.stamps_dropped[StampDrop.FREED] += int(np.count_nonzero(freed))
         counters.stamps_dropped[StampDrop.SCOPE] += int(np.count_nonzero(covered))
         ledger.state[slots[covered]] = SlotState.PENDING
         ledger.enqueue(slots[covered])
-        final = slots[provisional & ~covered]
+        kept = provisional & ~covered
+        final = slots[kept]
         ledger.state[final] = SlotState.SETTLED
         ledger.verified_at[final] = burst.launched_at
         counters.stamped += int(final.size)
         counters.unguarded_seconds.observe_all(now - ledger.begun_at[final])
         counters.stamp_lag_seconds.observe_all(burst.read_at - ledger.ended_at[final])
+        if notes is not None:
+            self._notes(group, part, notes, kept=kept, burst=burst, now=now)
+
+    def _notes(
+        self, group: Group, part: StampPart, notes: StampNotes, *, kept: Mask, burst: LaunchedBurst, now: float
+    ) -> None:
+        """`landed` and `nonfinite`, of stamps that became final. What a full list leaves out is not judged."""
+        self._counters.oddities[Oddity.TRUNCATED] += notes.truncated > 0
+        bits = np.zeros(part.slots.size, dtype=np.int64)
+        bits[notes.items] = notes.bits
+        strange = (bits & NOTE_NONFINITE) != 0
+        scanned = part.slots[part.reserved]
+        if scanned.size:
+            group.ledger.nonfinite_reserved[scanned] = strange[part.reserved]
+        unchanged = part.slots[kept & part.replaces & ((bits & NOTE_UNCHANGED) != 0)]
+        group.ledger.state[unchanged] = SlotState.DAMAGED
+        found = (
+            (Check.LANDED, unchanged, Kind.STALE, "a named write did not change the bytes"),
+            (Check.NONFINITE, part.slots[kept & strange], Kind.NONFINITE, "NaN or infinity in a written slot"),
+        )
+        for check, slots, kind, detail in found:
+            self._log.add(
+                group,
+                check,
+                slots,
+                rows=np.full(slots.size, -1),
+                positions=group.ledger.position[slots],
+                now=now,
+                first_seen=now,
+                burst=burst.number,
+                detail=detail,
+                kind=kind,
+            )
 
     # --- content ------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from canaryd.watch.burst import I64, BurstResult, GroupResult
+from canaryd.watch.columns import Mask
 from canaryd.watch.counters import VerifyMode
 from canaryd.watch.links import LinkItems
 from canaryd.watch.suspects import ContentSuspects, LinkSuspects
@@ -18,10 +19,18 @@ MODE_CODE = {mode: code for code, mode in enumerate(MODES)}
 
 @dataclass(kw_only=True)
 class StampPart:
-    """Slots stamped, with their generations at launch, [n] each."""
+    """Slots stamped, with their generations at launch, whether what their record held before is other content
+    (`REPLACES`), and whether they are reserved and only scanned. [n] each."""
 
     slots: I64
     generations: I64
+    replaces: Mask
+    reserved: Mask
+
+    @property
+    def size(self) -> int:
+        """Slots that are stamped to be guarded."""
+        return int(np.count_nonzero(~self.reserved))
 
 
 @dataclass(kw_only=True)

@@ -16,12 +16,16 @@ from canaryd.watch.report import SlotState
 HAS_POSITION = 1
 HAS_CHAIN = 2
 REVIVED = 4
+REPLACES = 8
+"""A write of another token than the one stamped is to be stamped: its bytes must differ from those of the stamp."""
 
 NEVER = -np.inf
 
 _STATE = np.uint8
 _UNSTAMPED = np.zeros(len(SlotState), dtype=np.bool_)
 _UNSTAMPED[[SlotState.PENDING, SlotState.PROVISIONAL]] = True
+_STAMP_STANDS = np.zeros(len(SlotState), dtype=np.bool_)
+_STAMP_STANDS[[SlotState.SETTLED, SlotState.FREED]] = True
 _OUTLIVES_FREEING = np.zeros(len(SlotState), dtype=np.bool_)
 _OUTLIVES_FREEING[[SlotState.SETTLED, SlotState.SUSPECT, SlotState.DOUBT, SlotState.FREED]] = True
 _COUNTS = _UNSTAMPED.copy()
@@ -64,7 +68,10 @@ class Ledger:
         self.scopes = 0
         for first, last in reserved:
             self.state[max(0, first) : max(0, last)] = SlotState.RESERVED
-        self.has_reserved = bool((self.state == SlotState.RESERVED).any())
+        self._reserved: I64 = np.flatnonzero(self.state == SlotState.RESERVED)
+        self._next_reserved = 0
+        self.nonfinite_reserved: Mask = np.zeros(int(self._reserved.max(initial=-1)) + 1, dtype=np.bool_)
+        self.has_reserved = bool(self._reserved.size)
         self._counters = counters
         self._queue: deque[I64] = deque()
         self._queued = 0
@@ -83,10 +90,19 @@ class Ledger:
         op: int,
         begun_at: float,
         ended_at: float,
+        changes_bytes: bool = False,
     ) -> None:
-        """New content in `slots` [n] (in range, not reserved): raises the generation, queues the stamp."""
-        self._counters.skipped[Skip.REWRITTEN] += int(np.count_nonzero(_UNSTAMPED[self.state[slots]]))
+        """New content in `slots` [n] (in range, not reserved): raises the generation, queues the stamp.
+        `changes_bytes`: another token than before must have left other bytes."""
+        before = self.state[slots]
+        self._counters.skipped[Skip.REWRITTEN] += int(np.count_nonzero(_UNSTAMPED[before]))
         self.generation[slots] += 1
+        if changes_bytes:
+            replaced = _STAMP_STANDS[before]
+            if np.count_nonzero(replaced):
+                held = self.token[slots]
+                replaced &= (held >= 0) & (tokens >= 0) & (held != tokens)
+                flags = np.where(replaced, flags | REPLACES, flags).astype(np.uint8)
         self.token[slots] = tokens
         self.position[slots] = positions
         self.prev_hash[slots] = prev_hash
@@ -140,6 +156,13 @@ class Ledger:
     def unreserved(self, slots: I64) -> I64:
         """`slots` without the reserved ones."""
         return slots[self.state[slots] != SlotState.RESERVED] if self.has_reserved else slots
+
+    def next_reserved(self, limit: int) -> I64:
+        """At most `limit` reserved slots, sorted; from call to call all of them in turn."""
+        first = self._next_reserved
+        taken = self._reserved[first : first + limit]
+        self._next_reserved = first + limit if first + limit < self._reserved.size else 0
+        return taken
 
     # --- scopes -------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from canaryd.watch.columns import Mask
 from canaryd.watch.counters import Counters, Dismissal, VerifyMode
 from canaryd.watch.group import Group
 from canaryd.watch.launched import MODE_CODE, ComparePart, GroupPart, LaunchedBurst, LinkPart, StampPart
-from canaryd.watch.ledger import HAS_CHAIN, HAS_POSITION
+from canaryd.watch.ledger import HAS_CHAIN, HAS_POSITION, REPLACES
 from canaryd.watch.links import LinkItems, LinkWalk
 from canaryd.watch.pace import Pace
 from canaryd.watch.policy import Policy
@@ -19,6 +19,7 @@ from canaryd.watch.report import SlotState
 from canaryd.watch.runs import make_runs, run_starts, unordered_runs
 from canaryd.watch.suspects import ContentSuspects, LinkSuspects, SuspectList
 
+_RESERVED_PER_BURST = 16
 STAMP_SHARE = 0.75
 """New stamps take at most this share of a burst's bytes, so that the round-robin never stops."""
 
@@ -139,8 +140,8 @@ class Planner:
             part = parts[group.number]
             count = min(stamps_left, max(1, stamp_bytes // group.slot_bytes)) if stamps_left else 0
             slots = group.ledger.take_pending(count) if count else np.zeros(0, dtype=np.int64)
+            part.stamps = self._stamp_part(group, slots)
             if slots.size:
-                part.stamps = StampPart(slots=slots, generations=group.ledger.generation[slots])
                 stamps_left -= slots.size
                 stamp_bytes = max(0, stamp_bytes - slots.size * group.slot_bytes)
                 bytes_left -= slots.size * group.slot_bytes
@@ -162,6 +163,24 @@ class Planner:
             self._add_compare(part, live, VerifyMode.LIVE, None)
             self._add_compare(part, idle, VerifyMode.IDLE, None)
             bytes_left -= int(doubts.size + live.size + idle.size) * group.slot_bytes
+
+    def _stamp_part(self, group: Group, slots: I64) -> StampPart | None:
+        """Pending `slots` [n], sorted, and some reserved ones: stamping these scans them, and nothing else."""
+        ledger = group.ledger
+        reserved = ledger.next_reserved(_RESERVED_PER_BURST)
+        if reserved.size:
+            slots = np.sort(np.concatenate([slots, reserved]))
+        if not slots.size:
+            return None
+        replaces = (ledger.flags[slots] & REPLACES) != 0
+        # Only its first stamp finds the old one still there.
+        ledger.flags[slots] &= ~np.uint8(REPLACES)
+        return StampPart(
+            slots=slots,
+            generations=ledger.generation[slots],
+            replaces=replaces,
+            reserved=ledger.state[slots] == SlotState.RESERVED,
+        )
 
     def _add_compare(self, part: GroupPart, slots: I64, mode: VerifyMode, batch: ContentSuspects | None) -> None:
         if not slots.size:
@@ -203,7 +222,7 @@ class Planner:
         """Runs go on where position and chain do. Where these are not known, the record's position and hash mean
         nothing and are never compared, but the position must not be negative."""
         ledger, slots = group.ledger, part.slots
-        ledger.state[slots] = SlotState.PROVISIONAL
+        ledger.state[slots[~part.reserved]] = SlotState.PROVISIONAL
         flags = ledger.flags[slots]
         placed = (flags & HAS_POSITION) != 0
         chained = (flags & HAS_CHAIN) != 0

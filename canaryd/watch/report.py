@@ -54,7 +54,7 @@ class WatchReport(msgspec.Struct, frozen=True, kw_only=True):
     `slots` by state, all groups. `oldest_unverified`: when the slot that was longest not looked at was last verified
     (None: nothing is guarded); `oldest_live` the same among slots of open rows. `pass_coverage`: share (0 to 1) of the
     guarded slots looked at since `pass_started`. `unguarded_ratio`: share of the slots with content that counts whose
-    change would not be found now.
+    change would not be found now. `nonfinite_reserved`: reserved slots that held NaN or infinity when last scanned.
     """
 
     slots: dict[str, int]
@@ -71,5 +71,6 @@ class WatchReport(msgspec.Struct, frozen=True, kw_only=True):
     open_suspects: int
     pending_stamps: int
     unguarded_ratio: float
+    nonfinite_reserved: int
     in_gap: bool
     applied_seq: int

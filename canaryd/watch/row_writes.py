@@ -160,6 +160,7 @@ class RowWrites:
             op=cause.op,
             begun_at=cause.begun_at,
             ended_at=cause.now,
+            changes_bytes=cause.done,
         )
 
     def _identify(self, stretches: Stretches, known: Mask, cause: Cause) -> Identities:

@@ -121,7 +121,7 @@ class Watch:
             lost.append(self._outstanding)
         for burst in lost:
             for part in burst.parts:
-                self.counters.stamps_dropped[StampDrop.GAP] += int(part.stamps.slots.size) if part.stamps else 0
+                self.counters.stamps_dropped[StampDrop.GAP] += part.stamps.size if part.stamps else 0
         self._provisional.clear()
         self.counters.dismissed[Dismissal.GAP] += self._suspects.clear()
         self._ops.clear()
@@ -353,6 +353,7 @@ class Watch:
             open_suspects=self._suspects.count,
             pending_stamps=slots["pending"] + slots["provisional"],
             unguarded_ratio=coverage.unguarded(slots),
+            nonfinite_reserved=sum(int(np.count_nonzero(group.ledger.nonfinite_reserved)) for group in self._groups),
             in_gap=self._in_gap,
             applied_seq=self._applied,
         )

@@ -15,6 +15,8 @@ from canaryd.watch.burst import (
     FAIL_TOKEN,
     I64,
     NO_PREVIOUS,
+    NOTE_NONFINITE,
+    NOTE_UNCHANGED,
     Burst,
     BurstResult,
     CompareMismatches,
@@ -22,11 +24,14 @@ from canaryd.watch.burst import (
     GroupResult,
     LinkMismatches,
     LinkWork,
+    StampNotes,
     StampWork,
 )
 from canaryd.watch.runs import expand_runs
 
 WORDS = 4
+NAN = 0x7FF0_7FF0_7FF0_7FF0
+"""The one word that counts as not finite."""
 
 
 @dataclass
@@ -58,6 +63,7 @@ class FakeBackend:
         self.key = key
         self.records = [Records.empty(memory.shape[0]) for memory in memories]
         self.capacity: int | None = None
+        self.note_capacity: int | None = None
         rng = np.random.default_rng(7)
         self._factors = rng.integers(-(1 << 62), 1 << 62, size=WORDS) | 1
 
@@ -72,13 +78,14 @@ class FakeBackend:
     def run_slowly(self, burst: Burst, chunk: int = 8) -> Generator[None, None, BurstResult]:
         results = []
         for work in burst.works:
+            notes = None
             if work.stamps is not None:
-                yield from self._stamp(work.group, work.stamps, chunk)
+                notes = yield from self._stamp(work.group, work.stamps, chunk)
             compare = None
             if work.compare is not None:
                 compare = yield from self._compare(work.group, work.compare, chunk)
             links = self._links(work.group, work.links) if work.links is not None else None
-            results.append(GroupResult(group=work.group, compare=compare, links=links))
+            results.append(GroupResult(group=work.group, compare=compare, links=links, stamps=notes))
         return BurstResult(number=burst.number, groups=tuple(results))
 
     def _read(self, group: int, slots: I64, chunk: int) -> Generator[None, None, tuple[I64, I64]]:
@@ -93,7 +100,7 @@ class FakeBackend:
             yield
         return digests, sums
 
-    def _stamp(self, group: int, work: StampWork, chunk: int) -> Generator[None, None, None]:
+    def _stamp(self, group: int, work: StampWork, chunk: int) -> Generator[None, None, StampNotes]:
         slots, positions = expand_runs(work.runs, self.page_sizes[group])
         assert slots.size == work.tokens.size == work.generations.size
         assert work.seeds.size == work.runs.lengths.size
@@ -103,6 +110,9 @@ class FakeBackend:
         before, _ = chain_hashes(self.scheme, work.seeds, work.tokens, positions, offsets, self.key)
         digests, sums = yield from self._read(group, slots, chunk)
         records = self.records[group]
+        unchanged = records.stamped[slots] & (records.digest[slots] == digests) & (records.sum[slots] == sums)
+        nonfinite = (self.memories[group][slots] == NAN).any(axis=1)
+        bits = NOTE_UNCHANGED * unchanged + NOTE_NONFINITE * nonfinite
         records.token[slots] = work.tokens
         records.position[slots] = positions
         records.prev_hash[slots] = before
@@ -110,6 +120,9 @@ class FakeBackend:
         records.sum[slots] = sums
         records.generation[slots] = work.generations
         records.stamped[slots] = True
+        items = np.flatnonzero(bits)
+        listed = items[: self.note_capacity]
+        return StampNotes(items=listed, bits=bits[listed], truncated=int(items.size - listed.size))
 
     def _compare(self, group: int, work: CompareWork, chunk: int) -> Generator[None, None, CompareMismatches]:
         slots, _ = expand_runs(work.runs, self.page_sizes[group])

@@ -175,7 +175,7 @@ class Bench:
         self.send(Snapshot(open_ops=[], rows=list(rows), cached=list(cached)))
 
     def scribble(self, slots: Sequence[int] | np.ndarray, group: int = 0) -> None:
-        slots = np.asarray(slots)
+        slots = np.asarray(slots, dtype=np.int64)
         memory = self.memories[group]
         slots = slots[(slots >= 0) & (slots < memory.shape[0])]
         memory[slots] = self.rng.integers(-(1 << 62), 1 << 62, size=(slots.size, WORDS))
