@@ -9,6 +9,7 @@ from collections.abc import Generator
 from typing import Any
 
 from canaryd.watch.burst import I64, Burst, BurstResult
+from canaryd.watch.runs import expand_runs
 from tests.watch.fake_backend import FakeBackend
 
 
@@ -27,7 +28,11 @@ class SimulatedBackend(FakeBackend):
         assert self._running is None
         self._result = None
         self.bursts += 1
-        self.items_launched += sum(work.stamps.runs.items for work in burst.works if work.stamps)
+        for work in burst.works:
+            if work.stamps is not None:
+                # Page 0 is reserved: its slots may be scanned, and are never stamped for good.
+                size = self.page_sizes[work.group]
+                self.items_launched += int(np.count_nonzero(expand_runs(work.stamps.runs, size)[0] >= size))
         self._running = self.run_slowly(burst, chunk=self.chunk)
 
     chunk = 256

@@ -141,9 +141,10 @@ class Engine:
             request.pages[SECOND] = taken
         return True
 
-    def _opens(self, op: Op, request: Request, length: int) -> None:
+    def _opens(self, op: Op, request: Request, length: int, *, copied: bool = False) -> None:
         ids = [] if request.hidden else [*request.prompt, *request.tokens]
-        op.openings.append(Opening(request, [list(pages) for pages in request.pages], length, ids))
+        request.opening_op = op.number
+        op.openings.append(Opening(request, [list(pages) for pages in request.pages], length, ids, copied))
 
     def _take(self, op: Op, group: int, count: int) -> list[int] | None:
         """Pages for an op, zeroed if this engine does that."""
@@ -153,7 +154,7 @@ class Engine:
         if self.pool.overlay:
             for page in taken:
                 before = self._last_group.get(page, group)
-                if before != group and not self.features.frees:
+                if before != group:
                     op.voids.setdefault(before, []).append(page)
                 self._last_group[page] = group
         op.touched.update((group, page) for page in taken)
@@ -271,8 +272,7 @@ class Engine:
             final.close(name)
             self.told.rows.pop(name, None)
         for opening in op.openings:
-            if not opening.request.cancelled:
-                self._tell_opening(final, opening)
+            self._tell_opening(final, opening, failed=op.status == "failed")
         remaps, self._remaps = self._remaps, []
         for request, start, pages, least in remaps:
             if least > op.number:
@@ -285,17 +285,21 @@ class Engine:
         self._freeing = [entry for entry in self._freeing if entry[2] > op.number]
         if self.features.frees:
             for group in self.groups:
-                final.free(group, [page for of, page, _ in freed if of == group])
+                # Pages that were handed out again are not free: what this end names of them counts.
+                free = self.pages.free[group]
+                final.free(group, [page for of, page, _ in freed if of == group and page in free])
         op.ended = True
         del self._unended[op.number]
         return final
 
-    def _tell_opening(self, final: Final, opening: Opening) -> None:
+    def _tell_opening(self, final: Final, opening: Opening, *, failed: bool) -> None:
         request = opening.request
+        # Copies of a failed op are not told, so that the row that they were made for holds nothing.
+        length = 0 if failed and opening.copied else opening.length
         for group, pages in enumerate(opening.pages):
-            final.open(request.name, group, pages, opening.length, ids=opening.ids)
+            final.open(request.name, group, pages, length, ids=opening.ids)
         request.told = True
-        self.told.open(request, opening.pages, opening.length)
+        self.told.open(request, opening.pages, length)
 
     def _tell_content(self, final: Final, op: Op) -> None:
         voids = {group: list(pages) for group, pages in op.voids.items()}
@@ -359,11 +363,11 @@ class Engine:
 
     def _close(self, request: Request) -> None:
         self.running.remove(request)
-        if request.told:
-            self._closing.append((request.name, request.last_op if self.features.late_closes else 0))
-        else:
-            request.cancelled = True
         least = request.last_op if self.features.late_closes else 0
+        if not request.told:
+            # What an end opens it cannot close: closed rows come first in it.
+            least = max(least, request.opening_op + 1)
+        self._closing.append((request.name, least))
         for group, pages in enumerate(request.pages):
             for page in pages:
                 self._leaves(group, page, least)
@@ -432,7 +436,7 @@ class Engine:
             source, target = (np.array(r.pages[SECOND])[places // size] * size for r in (parent, child))
             self._copies(op, SECOND, source + places % size, target + places % size)
         self.running.append(child)
-        self._opens(op, child, length)
+        self._opens(op, child, length, copied=True)
 
     @staticmethod
     def _copies(op: Op, group: int, sources: I64, destinations: I64) -> None:
@@ -483,7 +487,7 @@ class Engine:
             final.void(FULL, sorted(page for _, page in op.touched))
         else:
             for opening in op.openings:
-                self._tell_opening(final, opening)
+                self._tell_opening(final, opening, failed=False)
             segment = op.segments[0]
             positions = np.arange(segment.count)
             slots = self.pool.slots_of(FULL, segment.pages[FULL].tolist())

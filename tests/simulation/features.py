@@ -56,6 +56,8 @@ class Features:
             if field.type == "bool":
                 chosen[field.name] = rng.random() < (0.3 if field.name in disturbances else 0.6)
         chosen["faults"] = rng.random() < 0.9
+        # A page must not be told to be free before the writes into it are.
+        chosen["late_closes"] |= chosen["frees"]
         second = rng.choice(["", "", "ring", "state"])
         if second:
             # A ring keeps its last positions only: tokens that are rejected would cost it others.

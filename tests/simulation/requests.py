@@ -29,8 +29,8 @@ class Request:
     done: int = 0
     scheduled: int = 0
     last_op: int = 0
+    opening_op: int = 0
     told: bool = False
-    cancelled: bool = False
 
     @property
     def limit(self) -> int:
@@ -58,6 +58,7 @@ class Opening:
     pages: list[list[int]]
     length: int
     ids: list[int]
+    copied: bool
 
 
 @dataclass(eq=False)
