@@ -11,13 +11,14 @@ PYTEST_LIMITS := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=tru
 # GPU tests run in the virtual environment if its torch was built for CUDA, else with the system's python.
 GPU_PYTHON = $(shell $(BIN)/python -c 'import torch; assert torch.version.cuda' 2>/dev/null && echo $(BIN)/python || echo $(PYTHON))
 
-.PHONY: help venv demo test test-operations test-gpu lint format
+.PHONY: help fuzz venv demo test test-operations test-gpu lint format
 
 help:
 	@echo "make demo [ARGS=...]    a real engine and the daemon: inject faults, print what was found"
 	@echo "make test [ARGS=...]    lint, types and all tests that need no GPU"
 	@echo "make test-operations    alerts against a real Prometheus, image; fails without Debian's packages"
 	@echo "make test-gpu           what needs a GPU; fails without one"
+	@echo "make fuzz TARGET=frames  coverage-guided fuzzing (frames, stream, attach, config, findings); ARGS=-runs=1000000"
 	@echo "make lint, make format  ruff and mypy; ruff's fixes"
 	@echo "make venv               the virtual environment in $(VENV) that the others use"
 	@echo "PYTHON=python3.12       chooses the interpreter (3.11 or later)"
@@ -39,6 +40,10 @@ $(VENV)/.ready: requirements-dev.txt constraints-gpu.txt pyproject.toml
 
 demo: venv
 	$(BIN)/canaryd demo $(ARGS)
+
+TARGET ?= frames
+fuzz: venv
+	$(BIN)/python -m tests.fuzz $(TARGET) -max_len=600 $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .
