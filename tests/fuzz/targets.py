@@ -133,8 +133,7 @@ def config(data: bytes) -> None:
         environment = {"CANARYD_WATCH__TICK": variable.decode("utf-8", "replace")} if variable else {}
         try:
             loaded = load(path, environment)
-        except ConfigError as error:
-            assert str(error)
+        except ConfigError:
             return
         path.write_text(dump(loaded))
         assert load(path, {}) == loaded, "a configuration changes when it is written and read"
