@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict
 
 from canaryd import __version__
@@ -70,7 +71,7 @@ class WorkerStatus(_Model):
 
 
 class FindingStatus(_Model):
-    """One open finding; `detail` is what the core said of it."""
+    """One open finding, as `Finding` describes it; `age` is seconds since it was opened."""
 
     id: str
     engine: str
@@ -78,6 +79,15 @@ class FindingStatus(_Model):
     check: str
     opened: float
     age: float
+    last_seen: float
+    count: int
+    joined: int
+    standing: str
+    readers: int | None
+    incident: str
+    verdict: str
+    why: str
+    hardware: dict[str, object] | None
     detail: dict[str, object]
 
 
@@ -141,6 +151,15 @@ def finding_list(supervisor: Supervisor) -> list[FindingStatus]:
             check=each.check,
             opened=each.opened,
             age=max(0.0, unix - each.opened),
+            last_seen=each.last_seen,
+            count=each.count,
+            joined=each.joined,
+            standing=each.standing,
+            readers=each.readers,
+            incident=each.incident,
+            verdict=each.verdict,
+            why=each.why,
+            hardware=None if each.hardware is None else msgspec.to_builtins(each.hardware),
             detail=each.detail,
         )
         for each in supervisor.findings.open

@@ -68,7 +68,7 @@ def slots_in_file(state_dir: Path) -> dict[str, int]:
     for path in sorted(state_dir.glob(FILE_NAME + "*")):
         for line in path.read_text().splitlines():
             record = json.loads(line)
-            if record.get("record") == "opened":
-                finding = record["finding"]
-                sums[finding["check"]] += int(finding["detail"].get("slot_count", 1))
+            if record.get("record") in ("opened", "seen", "joined"):
+                detail = record["detail"] or record["finding"]["detail"]
+                sums[record["finding"]["check"]] += int(detail.get("slot_count", 1))
     return dict(sums)

@@ -50,7 +50,7 @@ class Sighting:
         """From one entry of the daemon's `/findings`."""
         detail = document["detail"]
         return cls(
-            identity=str(document["id"]),
+            identity=f"{document['id']} {document['count']}",  # found again at its place, it is news
             check=str(document["check"]),
             group=str(detail.get("group", "")),
             pages=frozenset(int(page) for page in detail.get("pages", ())),

@@ -136,7 +136,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _gauge(
         "canaryd_findings_open",
-        "Confirmed corruptions that still stand; they end with the engine's process. Survives restarts of the daemon.",
+        "Findings that nobody has acknowledged and whose engine has not gone. Survives restarts of the daemon.",
         labels=("check",),
         known=_each(CHECKS),
         living=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import zmq
 
@@ -25,7 +26,7 @@ from canaryd.supervisor.sessions import (
 )
 from canaryd.supervisor.workers import WorkerProcess
 from canaryd.wire import framing, limits
-from canaryd.wire.messages import Attach, Attached, Beat, Rejected, Resync, ToEngine, WhoAreYou
+from canaryd.wire.messages import Attach, Attached, Beat, Finding, Rejected, Resync, ToEngine, WhoAreYou
 
 log = event_logger(__name__)
 
@@ -317,6 +318,21 @@ class Intake:
         record.tally.report(message.session, message.counters, message.distributions)
         if message.session not in self.leaving:
             record.gauges = {(each.name, each.labels): each.value for each in message.gauges}
+
+    def tell_finding(self, token: bytes, identity: str, check: str, detail: dict[str, Any]) -> None:
+        """Tell the engine of a finding, so that it can end the readers of what is damaged."""
+        session = self.sessions.get(token)
+        if session is None:
+            return
+        finding = Finding(
+            id=identity,
+            check=check,
+            group=str(detail["group"]),
+            slots=[(int(first), int(last)) for first, last in detail["slots"][: limits.MAX_FINDING_RANGES]],
+            slot_count=int(detail["slot_count"]),
+            row=str(detail["row"]),
+        )
+        self._send(session.peer, session.token, finding)
 
     def need_snapshot(self, message: NeedSnapshot) -> None:
         """The worker's core lost track."""

@@ -13,6 +13,7 @@ import zmq
 
 from canaryd.config import Config
 from canaryd.control.messages import (
+    HOST,
     Explain,
     Explained,
     Found,
@@ -31,9 +32,11 @@ from canaryd.logs import event_logger
 from canaryd.metrics.collector import MetricsView
 from canaryd.status import StatusDocument, status_document
 from canaryd.supervisor.fleet import STOP_SECONDS, Fleet
+from canaryd.supervisor.gpu_counters import GpuCounters
 from canaryd.supervisor.greeter import Greeter
 from canaryd.supervisor.intake import Intake, IntakeRules
 from canaryd.supervisor.sockets import DirectoryLock, EngineSockets, prepare_socket_dir, prepare_state_dir
+from canaryd.supervisor.standing import FollowUp
 from canaryd.supervisor.views import metrics_view
 from canaryd.supervisor.workers import WorkerProcess
 
@@ -103,6 +106,8 @@ class Supervisor:
             find_worker=self.fleet.find,
         )
         self.intake.adopt_open_findings(now)
+        self._counters = GpuCounters([each.device for each in self.fleet.all if each.device != HOST])
+        self._follow_up = FollowUp(self.findings, self.intake, self.fleet, self._counters)
 
     # --- for other threads ------------------------------------------------------------------------------------------
 
@@ -168,6 +173,7 @@ class Supervisor:
     def run(self) -> None:
         """Serve until `stop` is called, then shut down."""
         log.info("listening for engines", socket_dir=self.config.socket_dir)
+        self._counters.start()
         more = False
         try:
             while not self._stopping:
@@ -199,6 +205,7 @@ class Supervisor:
         self.fleet.turn(now, handle=self._handle, lost=self.intake.worker_lost)
         self.intake.tick(now)
         self._ask()
+        self._follow_up.turn(now)
         if self.findings.waiting and now >= self._retry_at:
             self._retry_at = now + _RETRY_SECONDS
             self.findings.flush()
@@ -235,6 +242,8 @@ class Supervisor:
                 worker.tally.report(worker.source, message.counters)
                 worker.gauges = {(each.name, each.labels): each.value for each in message.gauges}
                 worker.rss_bytes = message.rss_bytes
+            case Explained() if self._follow_up.answered(message):
+                pass
             case Explained():
                 asked = self._asked.pop(message.request, None)
                 if asked is not None:
@@ -246,13 +255,15 @@ class Supervisor:
             log.warning("a finding of an unknown session", count=len(message.findings))
             return
         record, process = owner
-        added = self.findings.record_opened(
+        touched = self.findings.record_opened(
             (record.label, record.device, check, process, detail) for check, detail in message.findings
         )
-        for finding in added:
+        for finding in touched:
+            self._follow_up.found(finding)
             log.error(
                 "corruption found",
                 id=finding.id,
+                count=finding.count + finding.joined,
                 engine=record.label,
                 device=record.device,
                 check=finding.check,
@@ -276,6 +287,7 @@ class Supervisor:
             with self.lock:
                 self.fleet.drain(self._handle)
             time.sleep(0.01)
+        self._counters.stop()
         self.close()
         log.info("ended")
 

@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 
 from canaryd.findings import FILE_NAME, FindingsFile
+from canaryd.findings.acks import FILE_NAME as MAILBOX
+from canaryd.findings.acks import Ack, peek, post, taken
+from canaryd.findings.finding import Hardware
+from canaryd.findings.journal import read_findings
 
 
 def opened(folder: Path, **limits: int) -> FindingsFile:
@@ -73,7 +77,7 @@ def test_rotation_is_bounded_and_keeps_what_is_open(tmp_path: Path) -> None:
     file = opened(tmp_path, file_bytes=4096, files=2)
     keep = file.record_opened([found(7)])
     for number in range(200):
-        (each,) = file.record_opened([found(number)])
+        (each,) = file.record_opened([found(10 + number)])
         file.close_where(lambda other, this=each: other.id == this.id, cause="test")  # type: ignore[misc]
     file.close()
     names = sorted(path.name for path in tmp_path.iterdir())
@@ -82,16 +86,86 @@ def test_rotation_is_bounded_and_keeps_what_is_open(tmp_path: Path) -> None:
     assert opened(tmp_path, file_bytes=4096, files=2).open == tuple(keep)
 
 
-def test_more_than_the_limit_is_counted_and_closed_with_the_rest(tmp_path: Path) -> None:
+def test_more_than_the_limit_joins_the_last_of_its_kind(tmp_path: Path) -> None:
     file = opened(tmp_path, max_open=2)
     file.record_opened([found(number) for number in range(5)])
-    assert len(file.open) == 2
-    assert file.open_counts()["engine", "host", "content"] == 5
+    assert [each.joined for each in file.open] == [0, 3]
+    file.record_opened([found(9, "chain")])  # the first of its kind is never hidden
+    assert file.open_counts() == {("engine", "host", "content"): 2, ("engine", "host", "chain"): 1}
+    assert [line["detail"]["pages"] for line in lines(tmp_path) if line["record"] == "joined"] == [[2], [3], [4]]
     file.close()
     again = opened(tmp_path, max_open=2)
-    assert again.open_counts()["engine", "host", "content"] == 5
+    assert again.open == file.open
     again.close_where(lambda _each: True, cause="test")
-    assert not again.open_counts()
+    again.close()
+    assert not opened(tmp_path, max_open=2).open
+
+
+def test_a_repeat_raises_the_count_and_opens_nothing(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    file.record_opened([found(1), found(1), found(2), found(1, process="p2"), found(1, "chain")])
+    assert [each.count for each in file.open] == [2, 1, 1, 1]
+    file.close()
+    assert opened(tmp_path).open == file.open
+
+
+def test_an_acknowledgement_says_who_when_and_why(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    first, second = file.record_opened([found(1), found(2)])
+    ack = Ack(id=first.id, by="ann", time=7.0, note="board replaced")
+    assert [each.id for each in file.acknowledge([ack, ack, Ack(id="no such", by="x", time=1.0)])] == [first.id]
+    assert file.open == (second,)
+    (again,) = file.record_opened([found(1)])  # what comes after it is news
+    assert again.id != first.id
+    file.close()
+    known = {each.id: each for each in read_findings(tmp_path, 3)}
+    told = known[first.id]
+    assert (told.state, told.by, told.ended, told.note) == ("acknowledged", "ann", 7.0, "board replaced")
+    assert {each.id for each in opened(tmp_path).open} == {second.id, again.id}
+
+
+def test_the_mailbox_is_emptied_only_when_its_acknowledgements_are_safe(tmp_path: Path) -> None:
+    acks = [Ack(id=str(number), by="ann", time=1.0, note="x\ny") for number in range(3)]
+    post(tmp_path, acks[:2])
+    with (tmp_path / MAILBOX).open("ab") as mailbox:
+        mailbox.write(b'{"id": "torn')
+    post(tmp_path, acks[2:])
+    assert peek(tmp_path) == acks
+    with pytest.raises(RuntimeError), taken(tmp_path):
+        raise RuntimeError
+    with taken(tmp_path) as seen:
+        assert seen == acks
+        with taken(tmp_path) as meanwhile:  # somebody holds the lock: nobody waits
+            assert meanwhile == []
+    assert peek(tmp_path) == []
+    assert stat.S_IMODE((tmp_path / MAILBOX).stat().st_mode) == 0o600
+
+
+def test_standing_and_hardware_are_kept(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    (one,) = file.record_opened([found(1)])
+    file.note_standing(one.id, "there", 2)
+    file.note_standing(one.id, "there", 0)
+    assert [(each.standing, each.readers) for each in file.open] == [("there", 0)]
+    file.note_standing(one.id, "overwritten", 0)
+    file.note_hardware("host", since=1000.5, hardware=Hardware(time=1.0, xids=(94,)))
+    file.note_hardware("host", since=2000.0, hardware=Hardware(time=2.0))  # it was seen before that
+    (kept,) = opened(tmp_path).open
+    assert (kept.standing, kept.verdict, kept.hardware) == (
+        "overwritten",
+        "hardware likely",
+        Hardware(time=1.0, xids=(94,)),
+    )
+
+
+def test_findings_of_several_ranks_are_one_incident(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    ranks = ["llm", "llm:tp1", "other"]
+    file.record_opened([(rank, "host", "content", rank, {"pages": [1]}) for rank in ranks])
+    first, second, other = file.open
+    assert first.incident == second.incident == first.id
+    assert other.incident == other.id
+    assert (first.verdict, second.verdict, other.verdict) == ("software likely", "software likely", "unknown")
 
 
 def test_a_full_disk_keeps_findings_in_memory_and_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,8 +125,8 @@ def test_a_late_detection_takes_a_miss_back() -> None:
 
 def test_a_finding_is_read_from_the_daemon_s_document() -> None:
     detail = {"group": "full", "pages": [5], "slots": [[80, 83]], "row": "r#7#12"}
-    sighting = Sighting.of({"id": "x-1", "check": "content", "detail": detail}, 3.0)
-    assert sighting == finding(identity="x-1", ranges=((80, 83),), request="r#7", seen=3.0)
+    sighting = Sighting.of({"id": "x-1", "count": 1, "check": "content", "detail": detail}, 3.0)
+    assert sighting == finding(identity="x-1 1", ranges=((80, 83),), request="r#7", seen=3.0)
 
 
 def test_the_table_shows_every_class_and_the_total() -> None:
