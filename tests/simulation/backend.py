@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+import numpy as np
+
 from canaryd.watch.burst import I64, Burst, BurstResult
 from canaryd.watch.runs import expand_runs
 from tests.watch.fake_backend import FakeBackend
