@@ -24,7 +24,7 @@ from canaryd.client.memory import ExportedMemory
 from canaryd.client.ops import Event, FinalSource, Ops
 from canaryd.client.sender import Sender, Timing
 from canaryd.client.stream import Stream
-from canaryd.wire.messages import Attach, GroupSpec, HostShmMemory, Identity, Memory, PageSet
+from canaryd.wire.messages import Attach, Finding, GroupSpec, HostShmMemory, Identity, Memory, PageSet
 from canaryd.wire.validate import validate
 
 logger = logging.getLogger("canaryd.client")
@@ -42,7 +42,10 @@ class ClientStats:
     """What a client did so far.
 
     `state`: "searching", "greeting", "attaching", "attached", "refused", "off" or "closed". `engine_seconds`: time
-    of the engine's threads spent in begin, end and end_after, snapshots included.
+    of the engine's threads spent in begin, end, end_after and in telling finals, snapshots included. `sent`: messages
+    handed to the socket. `dropped`: messages lost because the queue was full or they could not be encoded; each shows
+    as a gap. `rejected`: messages that the daemon did not accept. `findings`, `findings_dropped`: findings that came,
+    and those lost because nobody polled. `errors`: at the first the client turns itself off.
     """
 
     state: str
@@ -53,6 +56,8 @@ class ClientStats:
     snapshots: int
     errors: int
     engine_seconds: float
+    findings: int
+    findings_dropped: int
 
     @property
     def reattaches(self) -> int:
@@ -173,6 +178,13 @@ class Client:
             return
         self._ops.engine_ns += perf_counter_ns() - started
 
+    def poll_findings(self) -> list[Finding]:
+        """Findings about this pool since the last call, oldest first; never blocks.
+
+        An engine calls it between steps, to end the readers of a damaged slot. At most 256 wait, the newest.
+        """
+        return self._sender.findings.take()
+
     def open_ops(self) -> frozenset[int]:
         """Ops begun whose end is not yet in the stream; a snapshot provider leaves out what their ends will tell."""
         return self._ops.open_ops()
@@ -201,6 +213,8 @@ class Client:
             snapshots=self._ops.snapshots,
             errors=self._errors,
             engine_seconds=self._ops.engine_ns / 1e9,
+            findings=self._sender.findings.received,
+            findings_dropped=self._sender.findings.dropped,
         )
 
     def _fail(self, where: str, error: Exception) -> None:

@@ -13,13 +13,27 @@ from pathlib import Path
 import zmq
 from msgspec.structs import replace
 
+from canaryd.client.inbox import Inbox
 from canaryd.client.link import Link, LinkLost, LinkState
 from canaryd.client.ops import Ops
 from canaryd.client.stream import StreamMessage
 from canaryd.errors import WireError
-from canaryd.wire.messages import Attach, Attached, Beat, Refused, Rejected, Resync, Snapshot, ToEngine, WhoAreYou
+from canaryd.wire.messages import (
+    Attach,
+    Attached,
+    Beat,
+    Finding,
+    Refused,
+    Rejected,
+    Resync,
+    Snapshot,
+    ToEngine,
+    WhoAreYou,
+)
 
 logger = logging.getLogger("canaryd.client")
+
+FINDINGS_LIMIT = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +87,7 @@ class Sender:
         self.state = "searching"
         self.sent = 0
         self.dropped = 0
+        self.findings = Inbox(FINDINGS_LIMIT)
         self.rejected = 0
         self.attaches = 0
 
@@ -179,6 +194,8 @@ class Sender:
                 self.attaches += 1
                 self.state = LinkState.ATTACHED
                 self._say(f"Attached; regions describe {answer.described_ratio:.1%} of the memory.")
+            case Finding():
+                self.findings.put(answer)
             case Resync():
                 self._ops.want_snapshot()
             case Rejected():

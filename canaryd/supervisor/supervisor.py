@@ -271,6 +271,7 @@ class Supervisor:
                 pages=finding.detail.get("pages"),
                 kind=finding.detail.get("classification"),
             )
+            self.intake.tell_finding(message.session, finding.id, finding.check, finding.detail)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

@@ -39,6 +39,9 @@ MAX_SCOPE_PAGES = 1 << 20
 MAX_OPEN_OPS = 4096
 """Ops that may be open at once."""
 
+MAX_FINDING_RANGES = 64
+"""Ranges of slots that one finding names to the engine."""
+
 MAX_FDS = 128
 """File descriptors in one `Hello`: the announce page and the host memories (the kernel's own bound is 253)."""
 MAX_SIDE_BYTES = 16 * 1024

@@ -248,7 +248,23 @@ class Rejected(_Record, tag="rejected", tag_field="kind", frozen=True):
     detail: str
 
 
-ToEngine = Attached | Refused | Resync | WhoAreYou | Rejected
+class Finding(_Record, tag="finding", tag_field="kind", frozen=True):
+    """Corruption was confirmed in this session's pool.
+
+    `id` and `check` as in the daemon's findings, `group` the group's name. `slots` are inclusive [first, last] ranges
+    of the `slot_count` damaged slots; where there are too many to name, they cover fewer. `row` held the first slot,
+    "" if none did. One finding may be told again when it grows.
+    """
+
+    id: str
+    check: str
+    group: str
+    slots: list[tuple[int, int]]
+    slot_count: int
+    row: str = ""
+
+
+ToEngine = Attached | Refused | Resync | WhoAreYou | Rejected | Finding
 
 
 # --- the side connection --------------------------------------------------------------------------------------------

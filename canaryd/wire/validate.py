@@ -17,6 +17,7 @@ from canaryd.wire.messages import (
     Copies,
     CudaIpcMemory,
     End,
+    Finding,
     GroupSpec,
     Hello,
     Memory,
@@ -45,7 +46,7 @@ def validate(message: object) -> None:
             _end(message)
         case Begin():
             _begin(message)
-        case Beat() | WhoAreYou():
+        case Beat():
             pass
         case Snapshot():
             _snapshot(message)
@@ -53,6 +54,14 @@ def validate(message: object) -> None:
             _attach(message)
         case Hello():
             _hello(message)
+        case _:
+            _answer(message)
+
+
+def _answer(message: object) -> None:
+    match message:
+        case WhoAreYou():
+            pass
         case Attached():
             _text("scheme", message.scheme, limits.MAX_NAME_CHARS)
             if not 0.0 <= message.described_ratio <= 1.0:
@@ -67,8 +76,21 @@ def validate(message: object) -> None:
             _integer("seq", message.seq, 0, limits.MAX_SEQUENCE)
             _text("reason", message.reason, limits.MAX_NAME_CHARS)
             _text("detail", message.detail, limits.MAX_TEXT_CHARS)
+        case Finding():
+            _finding(message)
         case _:
             raise MalformedFrame(f"{type(message).__name__} is not a message")
+
+
+def _finding(finding: Finding) -> None:
+    for name in ("id", "check", "group"):
+        _text(name, getattr(finding, name), limits.MAX_NAME_CHARS, empty=False)
+    _text("row", finding.row, limits.MAX_NAME_CHARS)
+    _length("slots", finding.slots, limits.MAX_FINDING_RANGES)
+    _integer("slot_count", finding.slot_count, 0, limits.MAX_SLOTS)
+    for first, last in finding.slots:
+        if first > last:
+            raise MalformedFrame(f"a range of slots must not end before it begins, got {first} to {last}")
 
 
 def _integer(name: str, value: int, low: int, high: int) -> None:

@@ -15,12 +15,14 @@ import torch
 from fake_daemon import PATIENCE_SECONDS, FakeDaemon
 
 from canaryd.client import NO_OP, Client, Final, SnapshotState, Timing, export_host_tensor, row_open
+from canaryd.client.sender import FINDINGS_LIMIT
 from canaryd.errors import MalformedFrame
 from canaryd.wire.limits import MAX_SEQUENCE
 from canaryd.wire.messages import (
     Attach,
     Begin,
     End,
+    Finding,
     GroupSpec,
     Identity,
     Refused,
@@ -156,6 +158,27 @@ def test_daemon_restarts(make_client: MakeClient, make_daemon: Callable[..., Fak
     snapshot = second.messages(Snapshot)[0]
     assert [op.op for op in snapshot.open_ops] == [open_op]  # type: ignore[union-attr]
     assert client.stats.reattaches == 1
+
+
+def test_findings_wait_for_the_engine(make_client: MakeClient, make_daemon: Callable[..., FakeDaemon]) -> None:
+    client = make_client()
+    assert client.poll_findings() == []
+    daemon = make_daemon()
+    daemon.until(lambda: client.stats.state == "attached")
+    made = [
+        Finding(id=f"a-{number}", check="content", group="full", slots=[(number, number)], slot_count=1)
+        for number in range(FINDINGS_LIMIT + 3)
+    ]
+    for finding in made:
+        daemon.say(finding)
+    daemon.until(lambda: client.stats.findings == len(made))
+    assert client.poll_findings() == made[3:], "the newest are kept, in order"
+    assert client.stats.findings_dropped == 3
+    assert client.poll_findings() == []
+    daemon.say(made[0])
+    daemon.until(lambda: client.stats.findings == len(made) + 1)
+    client.close()
+    assert client.poll_findings() == made[:1], "what came is not lost with the session"
 
 
 def test_unknown_session_attaches_again(make_client: MakeClient, make_daemon: Callable[..., FakeDaemon]) -> None:

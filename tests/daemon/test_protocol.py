@@ -28,6 +28,7 @@ from canaryd.wire.messages import (
     Beat,
     Begin,
     CudaIpcMemory,
+    Finding,
     GroupSpec,
     HostShmMemory,
     Identity,
@@ -42,6 +43,7 @@ from canaryd.wire.messages import (
 from canaryd.wire.side import SideClient
 from daemon.harness import Folder, wait_for
 
+DETAIL = {"group": "g", "slots": [[2, 3]], "slot_count": 2, "row": "r", "pages": [2, 3]}
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
 
 
@@ -413,6 +415,22 @@ def test_what_a_worker_says_of_an_ended_session_still_counts(
     assert ("canaryd_slots", ("settled",)) not in engine.gauges
 
 
+def test_the_engine_is_told_of_its_findings(supervisor: Supervisor, worker: RecordingWorker, peers: list[Peer]) -> None:
+    for peer, name in zip(peers[:2], "ab", strict=True):
+        attached(peer, supervisor, worker, name)
+    ranges = [[slot, slot] for slot in range(limits.MAX_FINDING_RANGES + 1)]
+    found = [("content", DETAIL), ("owner", DETAIL | {"slots": ranges, "slot_count": len(ranges), "row": ""})]
+    with supervisor.lock:
+        supervisor._handle(worker, Found(session=peers[1].session, findings=found))  # type: ignore[arg-type]
+        first, second = supervisor.findings.open
+    assert peers[1].hear() == Finding(id=first.id, check="content", group="g", slots=[(2, 3)], slot_count=2, row="r")
+    joined = peers[1].hear()
+    assert isinstance(joined, Finding)
+    assert (joined.id, joined.check, joined.slot_count) == (second.id, "owner", limits.MAX_FINDING_RANGES + 1)
+    assert len(joined.slots) == limits.MAX_FINDING_RANGES
+    assert not peers[0].dealer.poll(50), "nobody hears of another engine's pool"
+
+
 def test_a_full_disk_is_said_and_recovered_from(
     supervisor: Supervisor, worker: RecordingWorker, peers: list[Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,7 +441,7 @@ def test_a_full_disk_is_said_and_recovered_from(
 
     with monkeypatch.context() as patched, supervisor.lock:
         patched.setattr(os, "write", full)
-        found = Found(session=peers[0].session, findings=[("content", {"group": "g"})])
+        found = Found(session=peers[0].session, findings=[("content", DETAIL)])
         supervisor._handle(worker, found)  # type: ignore[arg-type]
         assert supervisor.findings.waiting == 1
     status = supervisor.status()

@@ -14,6 +14,7 @@ from wire_examples import (
     ATTACH,
     BEGIN,
     END,
+    FINDING,
     GROUP,
     REGION,
     ROW,
@@ -46,6 +47,22 @@ def test_round_trip_to_daemon(number: int, message: ToDaemon) -> None:
 def test_round_trip_to_engine(message: ToEngine) -> None:
     header, decoded = decode_to_engine(encode(SESSION, 0, message))
     assert (header.session, decoded) == (SESSION, message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"id": ""}, MalformedFrame),
+        ({"group": "n" * (limits.MAX_NAME_CHARS + 1)}, OversizedFrame),
+        ({"row": "n" * (limits.MAX_NAME_CHARS + 1)}, OversizedFrame),
+        ({"slots": [(2, 1)]}, MalformedFrame),
+        ({"slots": [(0, 0)] * (limits.MAX_FINDING_RANGES + 1)}, OversizedFrame),
+        ({"slot_count": -1}, MalformedFrame),
+    ],
+)
+def test_findings_are_bounded(changes: dict[str, Any], error: type[WireError]) -> None:
+    with pytest.raises(error):
+        decode_to_engine(encode(SESSION, 0, change(FINDING, **changes)))
 
 
 def test_header_bytes_are_pinned() -> None:

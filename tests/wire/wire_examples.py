@@ -12,6 +12,7 @@ from canaryd.wire.messages import (
     Copies,
     CudaIpcMemory,
     End,
+    Finding,
     GroupSpec,
     HostShmMemory,
     Identity,
@@ -71,10 +72,12 @@ END = End(
 SNAPSHOT = Snapshot(open_ops=[BEGIN], rows=[ROW], cached=[PageSet(group=0, pages=column(0))])
 
 TO_DAEMON = [(0, ATTACH), (1, BEGIN), (2, END), (3, SNAPSHOT), (3, Beat())]
+FINDING = Finding(id="a-1", check="content", group="full", slots=[(4, 7), (9, 9)], slot_count=5, row="r")
 TO_ENGINE = [
     Attached(described_ratio=0.5, scheme="native"),
     Refused(reason="overlap", cause="c", remedy="r"),
     Resync(cause="gap"),
     WhoAreYou(),
     Rejected(seq=3, reason="malformed", detail="d"),
+    FINDING,
 ]
