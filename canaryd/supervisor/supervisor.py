@@ -271,7 +271,9 @@ class Supervisor:
                 pages=finding.detail.get("pages"),
                 kind=finding.detail.get("classification"),
             )
-            self.intake.tell_finding(message.session, finding.id, finding.check, finding.detail)
+        # the detail as reported: that of a finding which others were joined to names its own pages only
+        for finding, (check, detail) in zip(touched, message.findings, strict=True):
+            self.intake.tell_finding(message.session, finding.id, check, detail)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

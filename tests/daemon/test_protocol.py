@@ -431,6 +431,18 @@ def test_the_engine_is_told_of_its_findings(supervisor: Supervisor, worker: Reco
     assert not peers[0].dealer.poll(50), "nobody hears of another engine's pool"
 
 
+def test_the_engine_is_told_what_was_found_and_not_what_it_was_joined_to(
+    supervisor: Supervisor, worker: RecordingWorker, peers: list[Peer]
+) -> None:
+    attached(peers[0], supervisor, worker)
+    found = [("content", DETAIL | {"slots": [[slot, slot]], "pages": [slot]}) for slot in range(2)]
+    with supervisor.lock:
+        supervisor.findings._max_open = 1
+        supervisor._handle(worker, Found(session=peers[0].session, findings=found))  # type: ignore[arg-type]
+    told = [peers[0].hear(), peers[0].hear()]
+    assert [each.slots for each in told] == [[(0, 0)], [(1, 1)]]  # type: ignore[union-attr]
+
+
 def test_a_full_disk_is_said_and_recovered_from(
     supervisor: Supervisor, worker: RecordingWorker, peers: list[Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
