@@ -12,14 +12,18 @@ from canary_kernels.device.fold import DeviceFold
 from canary_kernels.device.mixing import mix
 from canary_kernels.device.nonfinite import NOT_SCANNED, SCANS, scan_found, scan_start, scan_step
 from canary_kernels.device.regions import TILE, Part, parts_of, programs_on
+from canary_kernels.device.sizes import bounded_size
 from canary_kernels.layout import GroupLayout
 from canary_kernels.reference.digest import keys
 from canary_kernels.scheme import Scheme
 
-_PROGRAMS_PER_SM = 6
-_MAX_REGISTERS = 80
-"""Six programs of 128 threads per multiprocessor."""
+_WARPS = 4
 _STAGES = 3
+_WAVE_PER_SM = 24
+"""Programs per multiprocessor that the work is split into where there is enough of it: four times as many as fit at
+once, so that few stand idle at the end."""
+_BYTES_PER_SM = 6
+"""Programs per multiprocessor of the region bytes' fixed grid."""
 
 _SIZES = [
     "capacity",
@@ -31,17 +35,23 @@ _SIZES = [
     "piece_length",
     "length",
     "regions",
+    "wave",
 ]
 
 
 @triton.jit
-def lane_offsets(row, at, piece_stride, piece_length, PIECES: tl.constexpr):
-    """Offsets [rows, lanes] of load number `at` (int32) of the slots that begin at `row`, through their pieces."""
+def lane_offsets(row, at, piece_stride, piece_length, PIECES: tl.constexpr, RUN: tl.constexpr):
+    """Offsets [rows, lanes] of load number `at` (int32) of slots that begin at `row` [rows, 1], through their pieces.
+
+    RUN consecutive lanes are consecutive and aligned: the compiler learns it here, on the operation itself, since a
+    hint on the result of a call is lost when the call is inlined.
+    """
     if PIECES:
         piece = at // piece_length
-        return row[:, None] + piece.to(tl.int64) * piece_stride + (at - piece * piece_length)
+        offset = row + piece.to(tl.int64) * piece_stride + (at - piece * piece_length)
     else:
-        return row[:, None] + at
+        offset = row + at
+    return tl.max_contiguous(tl.multiple_of(offset, [1, RUN]), [1, RUN])
 
 
 @triton.jit
@@ -68,8 +78,10 @@ def digest_kernel(
     piece_length: tl.int32,
     length: tl.int32,
     regions: tl.int32,
+    wave: tl.int32,
     UNIT: tl.constexpr,
     PIECES: tl.constexpr,
+    WHOLE: tl.constexpr,
     SCAN: tl.constexpr,
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
@@ -78,75 +90,75 @@ def digest_kernel(
     """Adds D = sum over (r, j) of s(w_rj ^ key(r, j)) and S = sum of w_rj to digests and sums, for the first `count`
     slots and the regions of one part (see `Part` for the strides), and sets nonfinite to 1 where SCAN finds any.
 
-    A tile has ROWS rows of LANES consecutive words of one slot; a slot that is longer has several rows. Where a lane
-    reads is computed once per tile; the loop over regions adds an address to it. Lanes without work read word 0 or 1
-    again and are dropped after the loop, those of slots out of range likewise read slot 0: no load needs a mask.
-    The regions of a tile are split as far as is needed to give every program work.
+    A tile has ROWS rows of LANES consecutive words of one slot; a slot that is longer (not WHOLE) has several rows. A
+    program takes one tile and some of the regions, so many that there are about `wave` programs with work, and the
+    others end at once. Where a lane reads is computed before the loop over the regions, which adds an address to it.
+    Lanes without work read word 0 or 1 again and are dropped after the loop, those of slots out of range likewise read
+    slot 0: no load needs a mask.
 
-    Reads every byte of count * regions slots once, and writes 16 bytes per slot and split: the floor is the read.
+    Reads every byte of count * regions slots once, and writes 16 bytes per row of a tile and program: the floor is the
+    read.
     """
-    n = tl.minimum(tl.load(count), capacity)
+    n = bounded_size(count, capacity)
     words = length if UNIT != 4 else (length + 1) // 2
-    rows_per_slot = (words + LANES - 1) // LANES
+    rows_per_slot = 1 if WHOLE else (words + LANES - 1) // LANES
     tiles = (n * rows_per_slot + ROWS - 1) // ROWS
-    programs = tl.num_programs(0)
-    share = tl.minimum((tiles * regions + programs - 1) // programs, regions)
-    share = tl.maximum(share, 1).to(tl.int32)
-    splits = (regions + share - 1) // share
-    units = tiles * splits
-    unit = tl.program_id(0).to(tl.int64)
-    while unit < units:
-        tile = unit // splits
-        first = (unit - tile * splits).to(tl.int32) * share
-        last = tl.minimum(first + share, regions)
+    share = tl.minimum((tiles * regions + wave - 1) // wave, regions).to(tl.int32)
+    splits = (regions + share - 1) // tl.maximum(share, 1)
+    program = tl.program_id(0).to(tl.int64)
+    if program >= tiles * splits:
+        return
+    tile = program // splits
+    first = (program - tile * splits).to(tl.int32) * share
+    last = tl.minimum(first + share, regions)
+    if WHOLE:
+        item = tile * ROWS + tl.arange(0, ROWS)
+        word = tl.arange(0, LANES)[None, :]
+    else:
         first_item = tile * ROWS // rows_per_slot
         number = (tile * ROWS - first_item * rows_per_slot).to(tl.int32) + tl.arange(0, ROWS)
         skipped = number // rows_per_slot
         item = first_item + skipped
         word = (number - skipped * rows_per_slot)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-        exists = word < words
-        word = tl.where(exists, word, word & 1 if UNIT == 16 else 0)
-        slot = tl.load(slots + item, mask=item < n, other=-1)
-        valid = (slot >= 0) & (slot < num_slots)
-        slot = tl.where(valid, slot, 0)
-        page = slot // page_size
-        row = page * page_stride + (slot - page * page_size) * slot_stride
-        word_key = tl.load(word_keys + word)
-        digest = tl.zeros([ROWS, LANES], dtype=tl.int64)
-        total = tl.zeros([ROWS, LANES], dtype=tl.int64)
-        state = scan_start(total, SCAN)
+    exists = word < words
+    word = tl.where(exists, word, word & 1 if UNIT == 16 else 0)
+    slot = tl.load(slots + item, mask=item < n, other=-1)
+    valid = (slot >= 0) & (slot < num_slots)
+    slot = tl.where(valid, slot, 0)
+    page = slot // page_size
+    row = (page * page_stride + (slot - page * page_size) * slot_stride)[:, None]
+    word_key = tl.load(word_keys + word)
+    digest = tl.zeros([ROWS, LANES], dtype=tl.int64)
+    total = tl.zeros([ROWS, LANES], dtype=tl.int64)
+    state = scan_start(total, SCAN)
+    if UNIT == 4:
+        has_high = word * 2 + 1 < length
+        high_at = lane_offsets(row, tl.where(has_high, word * 2 + 1, 0), piece_stride, piece_length, PIECES, 1)
+        low_at = lane_offsets(row, word * 2, piece_stride, piece_length, PIECES, 1)
+        high_mask = tl.where(has_high, -1, 0)
+    else:
+        at = lane_offsets(row, word, piece_stride, piece_length, PIECES, UNIT // 8)
+    for region in tl.range(first, last, num_stages=STAGES):
+        address = tl.load(table + 2 * region)
+        region_key = tl.load(table + 2 * region + 1)
         if UNIT == 4:
-            has_high = word * 2 + 1 < length
-            high_at = tl.where(has_high, word * 2 + 1, 0)
-            high_at = lane_offsets(row, high_at, piece_stride, piece_length, PIECES)
-            low_at = lane_offsets(row, word * 2, piece_stride, piece_length, PIECES)
-            high_mask = tl.where(has_high, -1, 0)
+            base = address.to(tl.pointer_type(tl.int32))
+            value = join_halves(tl.load(base + low_at), tl.load(base + high_at) & high_mask)
+        elif UNIT == 8:
+            value = tl.load(address.to(tl.pointer_type(tl.int64)) + at)
         else:
-            at = lane_offsets(row, word, piece_stride, piece_length, PIECES)
-            if UNIT == 16:
-                at = tl.max_contiguous(tl.multiple_of(at, [1, 2]), [1, 2])
-        for region in tl.range(first, last, num_stages=STAGES):
-            address = tl.load(table + 2 * region)
-            region_key = tl.load(table + 2 * region + 1)
-            if UNIT == 4:
-                base = address.to(tl.pointer_type(tl.int32))
-                value = join_halves(tl.load(base + low_at), tl.load(base + high_at) & high_mask)
-            elif UNIT == 8:
-                value = tl.load(address.to(tl.pointer_type(tl.int64)) + at)
-            else:
-                value = tl.load(tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16) + at)
-            digest += mix(value ^ word_key ^ region_key)
-            total += value
-            state = scan_step(state, value, SCAN)
-        tl.atomic_add(digests + item, tl.sum(tl.where(exists, digest, 0), axis=1), mask=valid, sem="relaxed")
-        tl.atomic_add(sums + item, tl.sum(tl.where(exists, total, 0), axis=1), mask=valid, sem="relaxed")
-        if SCAN != NOT_SCANNED:
-            found = tl.max((scan_found(state, SCAN) & exists).to(tl.int32), axis=1)
-            tl.store(nonfinite + item, found.to(tl.uint8), mask=valid & (found > 0))
-        unit += programs
+            value = tl.load(tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16) + at)
+        digest += mix(value ^ word_key ^ region_key)
+        total += value
+        state = scan_step(state, value, SCAN)
+    tl.atomic_add(digests + item, tl.sum(tl.where(exists, digest, 0), axis=1), mask=valid, sem="relaxed")
+    tl.atomic_add(sums + item, tl.sum(tl.where(exists, total, 0), axis=1), mask=valid, sem="relaxed")
+    if SCAN != NOT_SCANNED:
+        found = tl.max((scan_found(state, SCAN) & exists).to(tl.int32), axis=1)
+        tl.store(nonfinite + item, found.to(tl.uint8), mask=valid & (found > 0))
 
 
-@triton.jit(do_not_specialize=[*_SIZES, "all_regions"], do_not_specialize_on_alignment=["slots", "region_bytes"])
+@triton.jit(do_not_specialize=[*_SIZES[:-1], "all_regions"], do_not_specialize_on_alignment=["slots", "region_bytes"])
 def region_bytes_kernel(
     slots,
     count,
@@ -171,7 +183,7 @@ def region_bytes_kernel(
     """Stores the top 8 bits of each region's share of the digest in region_bytes [capacity, all_regions], for the first
     `count` slots and the regions of one part. A tile has ROWS pairs (slot, region). It reads what `digest_kernel` reads
     once more: few slots need region bytes, and the digest need not pay for them."""
-    n = tl.minimum(tl.load(count), capacity)
+    n = bounded_size(count, capacity)
     words = length if UNIT != 4 else (length + 1) // 2
     pair = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     while tl.min(pair, axis=0) < n * regions:
@@ -181,7 +193,7 @@ def region_bytes_kernel(
         valid = (slot >= 0) & (slot < num_slots)
         slot = tl.where(valid, slot, 0)
         page = slot // page_size
-        row = page * page_stride + (slot - page * page_size) * slot_stride
+        row = (page * page_stride + (slot - page * page_size) * slot_stride)[:, None]
         address = tl.load(table + 2 * region)
         region_key = tl.load(table + 2 * region + 1)
         share = tl.zeros([ROWS, LANES], dtype=tl.int64)
@@ -191,14 +203,15 @@ def region_bytes_kernel(
             exists = valid[:, None] & (word < words)
             if UNIT == 4:
                 base = address.to(tl.pointer_type(tl.int32))[:, None]
-                low_at = lane_offsets(row, word * 2, piece_stride, piece_length, True)
-                high_at = lane_offsets(row, word * 2 + 1, piece_stride, piece_length, True)
+                low_at = lane_offsets(row, word * 2, piece_stride, piece_length, True, 1)
+                high_at = lane_offsets(row, word * 2 + 1, piece_stride, piece_length, True, 1)
                 low = tl.load(base + low_at, mask=exists, other=0)
                 high = tl.load(base + high_at, mask=exists & (word * 2 + 1 < length), other=0)
                 value = join_halves(low, high)
             else:
                 base = address.to(tl.pointer_type(tl.int64))[:, None]
-                value = tl.load(base + lane_offsets(row, word, piece_stride, piece_length, True), mask=exists, other=0)
+                at = lane_offsets(row, word, piece_stride, piece_length, True, 1)
+                value = tl.load(base + at, mask=exists, other=0)
             key = tl.load(word_keys + word, mask=exists, other=0) ^ region_key[:, None]
             share += tl.where(exists, mix(value ^ key), 0)
             first += LANES
@@ -214,14 +227,14 @@ class DeviceDigest:
     layout: GroupLayout
     _parts: list[Part] = field(init=False)
     _word_keys: torch.Tensor = field(init=False)
-    _programs: int = field(init=False)
+    _wave: int = field(init=False)
     _fold: DeviceFold | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         device = self.layout.device
         self._parts = parts_of(self.layout)
         self._word_keys, _ = keys(self.layout, device)
-        self._programs = programs_on(device, _PROGRAMS_PER_SM)
+        self._wave = programs_on(device, _WAVE_PER_SM)
 
     def __call__(
         self,
@@ -289,7 +302,7 @@ class DeviceDigest:
                 part.regions,
             )
             scan = NOT_SCANNED.value if nonfinite is None or part.dtype is None else SCANS[part.dtype]
-            digest_kernel[(self._programs,)](
+            digest_kernel[(part.programs(slots.numel(), self._wave),)](
                 slots,
                 count,
                 part.table,
@@ -298,17 +311,18 @@ class DeviceDigest:
                 sums,
                 digests if nonfinite is None else nonfinite,
                 *sizes,
+                self._wave,
                 UNIT=part.unit,
                 PIECES=part.in_pieces,
+                WHOLE=part.rows_per_slot == 1,
                 SCAN=scan,
                 ROWS=TILE // part.lanes,
                 LANES=part.lanes,
                 STAGES=_STAGES,
-                num_warps=4,
-                maxnreg=_MAX_REGISTERS,
+                num_warps=_WARPS,
             )
             if region_bytes is not None:
-                region_bytes_kernel[(self._programs,)](
+                region_bytes_kernel[(programs_on(slots.device, _BYTES_PER_SM),)](
                     slots,
                     count,
                     part.table,
@@ -320,5 +334,5 @@ class DeviceDigest:
                     UNIT=part.unit,
                     ROWS=TILE // part.lanes,
                     LANES=part.lanes,
-                    num_warps=4,
+                    num_warps=_WARPS,
                 )

@@ -12,7 +12,7 @@ from canary_kernels.nonfinite import NONFINITE_RULES
 from canary_kernels.reference.digest import keys
 
 TILE = 1024
-"""Words of one tile: eight per thread at four warps."""
+"""Words of one tile."""
 _MOST_LANES = 256
 _HOST_PROGRAMS = 3
 """Programs under the interpreter: more than one, so that tests see the split of the work."""
@@ -46,6 +46,19 @@ class Part:
     def regions(self) -> int:
         """How many regions this part has."""
         return self.numbers.numel()
+
+    @property
+    def rows_per_slot(self) -> int:
+        """Rows of a tile that hold one slot."""
+        words = self.length if self.unit != 4 else (self.length + 1) // 2
+        return int(triton.cdiv(words, self.lanes))
+
+    def programs(self, capacity: int, wave: int) -> int:
+        """Size of a grid of one program per tile and share of the regions, enough for any number of slots up to
+        `capacity`: the regions are shared out until there are `wave` programs, and rounding adds at most one per tile.
+        """
+        tiles: int = triton.cdiv(capacity * self.rows_per_slot, TILE // self.lanes)
+        return min(tiles * self.regions, tiles + wave)
 
     @property
     def in_pieces(self) -> bool:

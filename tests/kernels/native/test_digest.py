@@ -120,7 +120,7 @@ def test_many_slots_and_many_regions(generator):
 
 
 @pytest.mark.parametrize("name", ["nhd", "heads", "mixed"])
-@pytest.mark.parametrize("count", [-3, 0, 1, 5, 11, 1 << 40])
+@pytest.mark.parametrize("count", [-(1 << 62), -3, 0, 1, 5, 11, 1 << 40])
 def test_enqueue_reads_its_count_from_the_device(name, count, device, scheme, generator):
     """The first `count` slots of a capacity are digested; outputs behind them stay as they were."""
     if name == "mixed" and scheme == "sglang":

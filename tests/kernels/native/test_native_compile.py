@@ -39,12 +39,12 @@ SIZES = "run_count item_count"
 STAMP = "records slots positions run_numbers item_offsets seeds tokens generations digests sums " + SIZES
 WALK = "records slots positions item_offsets seeds tokens " + SIZES
 DIGESTS = (
-    (16, False, NOT_SCANNED.value, 256),
-    (16, True, SCANS["bfloat16"], 32),
-    (8, False, SCANS["float8_e4m3fnuz"], 16),
-    (4, True, SCANS["float32"], 2),
+    (16, False, True, NOT_SCANNED.value, 256),
+    (16, True, True, SCANS["bfloat16"], 32),
+    (8, False, False, SCANS["float8_e4m3fnuz"], 16),
+    (4, True, False, SCANS["float32"], 2),
 )
-"""UNIT, PIECES, SCAN, LANES: each value of the first three."""
+"""UNIT, PIECES, WHOLE, SCAN, LANES: each value of the first three."""
 SPECS = [
     spec(
         "items",
@@ -60,12 +60,13 @@ SPECS = [
             "slots count table word_keys digests sums nonfinite",
             UNIT=unit,
             PIECES=pieces,
+            WHOLE=whole,
             SCAN=scan,
             ROWS=1024 // lanes,
             LANES=lanes,
             STAGES=3,
         )
-        for unit, pieces, scan, lanes in DIGESTS
+        for unit, pieces, whole, scan, lanes in DIGESTS
     ),
     *(
         spec(
