@@ -61,12 +61,13 @@ class Daemon:
             "CANARYD_WORKERS__RESTART_BACKOFF": "0.05",
             **{f"CANARYD_{name}": value for name, value in settings.items()},
         }
+        port = folder.state / "http.port"
+        port.unlink(missing_ok=True)  # a daemon that was killed leaves it
         self.log = folder.root / "daemon.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "canaryd.cli", "serve"], env=os.environ | environment, stderr=log
             )
-        port = folder.state / "http.port"
         wait_for("the port", lambda: self.process.poll() is not None or port.exists())
         assert self.process.poll() is None, self.log.read_text()
         self.port = int(port.read_text())
