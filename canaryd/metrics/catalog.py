@@ -177,6 +177,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _gauge("canaryd_pass_coverage_ratio", "Share (0 to 1) of settled slots that the running pass has compared."),
     _gauge("canaryd_pass_last_completion_timestamp_seconds", "Unix time at which the last complete pass ended."),
+    _gauge("canaryd_pass_last_duration_seconds", "Seconds that the last complete pass took."),
+    _gauge("canaryd_pass_last_slots", "Slots that the last complete pass compared."),
     Family(
         name="canaryd_stamp_lag_seconds",
         kind="histogram",

@@ -61,6 +61,10 @@ class Tally:
         current = self._current.get(source)
         return sum(value for key, value in current.counters.items() if key[0] == name) if current else 0.0
 
+    def total(self, name: str) -> float:
+        """The sum over all labels and sources."""
+        return sum(value for key, value in self.counters().items() if key[0] == name)
+
     def retire(self, source: bytes) -> None:
         """`source` ended: what it last reported stays in the sums."""
         current = self._current.pop(source, None)

@@ -20,6 +20,7 @@ from canaryd.supervisor.sessions import (
     Session,
     State,
     device_of,
+    geometry_of,
     info_of,
     label_of,
     process_key,
@@ -211,7 +212,7 @@ class Intake:
         record = self._record(label, device_of(attach), now)
         session.engine = record
         record.session, record.ended, record.refusal = session, None, ""
-        record.info = info_of(attach)
+        record.info, record.geometry = info_of(attach), geometry_of(attach)
         record.last_contact_unix = time.time()
         session.last_contact = now
         self._close_findings_of_earlier(record, session.process)
@@ -277,7 +278,8 @@ class Intake:
         record.info["scheme"] = message.scheme
         record.described_ratio = message.described_ratio
         record.slots, record.size = message.slots, message.size
-        record.was_attached = True
+        record.was_attached, record.attached_unix = True, time.time()
+        record.busy_before = record.tally.total("canaryd_gpu_busy_seconds_total")
         self._enter(record, State.ATTACHED, f"{message.slots} slots, {message.size} bytes")
         self._send(
             session.peer, session.token, Attached(described_ratio=message.described_ratio, scheme=message.scheme)

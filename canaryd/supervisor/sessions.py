@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -70,7 +71,7 @@ class EngineRecord:
 
     `process` identifies the engine's process; `ended` is when its last session ended (monotonic seconds), `end_seen`
     whether that was the process's own end, `stamps_at_end` what was guarded then. `size` is the bytes of the
-    attached memory.
+    attached memory. `busy_before` is what its bursts had cost when it was attached last, at `attached_unix`.
     """
 
     label: str
@@ -89,6 +90,9 @@ class EngineRecord:
     slots: int = 0
     size: int = 0
     refusal: str = ""
+    geometry: list[dict[str, object]] = field(default_factory=list)
+    attached_unix: float | None = None
+    busy_before: float = 0.0
     was_attached: bool = False
 
     @property
@@ -147,6 +151,39 @@ def info_of(attach: Attach) -> dict[str, str]:
         "tp": str(identity.tp),
         "cp": str(identity.cp),
     }
+
+
+def geometry_of(attach: Attach) -> list[dict[str, object]]:
+    """The pool's shape, one entry per group, regions of one shape counted together. No address and no handle."""
+    described: list[dict[str, object]] = []
+    for group in attach.groups:
+        shapes = Counter(
+            (
+                each.part,
+                each.dtype,
+                each.page_stride,
+                each.slot_stride,
+                each.piece_bytes,
+                each.pieces,
+                each.piece_stride,
+            )
+            for each in group.regions
+        )
+        names = ("part", "dtype", "page_stride", "slot_stride", "piece_bytes", "pieces", "piece_stride")
+        described.append(
+            {
+                "group": group.name,
+                "num_pages": group.num_pages,
+                "page_size": group.page_size,
+                "table": group.table,
+                "ring": group.ring,
+                "holes_ok": group.holes_ok,
+                "regions": [
+                    {"count": count, **dict(zip(names, shape, strict=True))} for shape, count in shapes.items()
+                ],
+            }
+        )
+    return described
 
 
 def process_key(pid: int) -> str:

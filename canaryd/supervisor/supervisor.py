@@ -30,7 +30,7 @@ from canaryd.findings import FindingsFile
 from canaryd.http import NoAnswer
 from canaryd.logs import event_logger
 from canaryd.metrics.collector import MetricsView
-from canaryd.status import StatusDocument, status_document
+from canaryd.status import StatusDocument, statefile, status_document
 from canaryd.supervisor.fleet import STOP_SECONDS, Fleet
 from canaryd.supervisor.gpu_counters import GpuCounters
 from canaryd.supervisor.greeter import Greeter
@@ -75,6 +75,7 @@ class Supervisor:
         self._asked: dict[int, Future[dict[str, Any]]] = {}
         self._question_number = 0
         self._retry_at = 0.0
+        self._saved_at = -statefile.EVERY_SECONDS
         now = time.monotonic()
         prepare_socket_dir(config.socket_dir)
         prepare_state_dir(config.state_dir)
@@ -206,10 +207,19 @@ class Supervisor:
         self.intake.tick(now)
         self._ask()
         self._follow_up.turn(now)
+        if now - self._saved_at >= statefile.EVERY_SECONDS:
+            self._save_status(now, running=True)
         if self.findings.waiting and now >= self._retry_at:
             self._retry_at = now + _RETRY_SECONDS
             self.findings.flush()
         return more
+
+    def _save_status(self, now: float, *, running: bool) -> None:
+        self._saved_at = now
+        try:
+            statefile.write(self.config.state_dir, status_document(self, running=running).model_dump_json())
+        except OSError as error:
+            log.warning("the state file is not written", error=error.strerror)
 
     def _ask(self) -> None:
         while self._questions:
@@ -291,6 +301,8 @@ class Supervisor:
                 self.fleet.drain(self._handle)
             time.sleep(0.01)
         self._counters.stop()
+        with self.lock:
+            self._save_status(time.monotonic(), running=False)
         self.close()
         log.info("ended")
 

@@ -28,6 +28,8 @@ class Coverage:
         self.share = 0.0
         self.started_at: float | None = None
         self.completed_at: float | None = None
+        self.completed_seconds: float | None = None
+        self.completed_slots = 0
         self._updated_at = -np.inf
 
     def update(self, now: float) -> None:
@@ -45,6 +47,8 @@ class Coverage:
         self.share = seen / guarded if guarded else 0.0
         if guarded and seen == guarded:
             self.completed_at = now
+            self.completed_seconds = now - self.started_at
+            self.completed_slots = seen
             self.started_at = now
 
     def by_state(self) -> dict[str, int]:

@@ -53,8 +53,9 @@ class WatchReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `slots` by state, all groups. `oldest_unverified`: when the slot that was longest not looked at was last verified
     (None: nothing is guarded); `oldest_live` the same among slots of open rows. `pass_coverage`: share (0 to 1) of the
-    guarded slots looked at since `pass_started`. `unguarded_ratio`: share of the slots with content that counts whose
-    change would not be found now. `nonfinite_reserved`: reserved slots that held NaN or infinity when last scanned.
+    guarded slots looked at since `pass_started`; the last complete pass took `pass_seconds` over `pass_slots` slots.
+    `unguarded_ratio`: share of the slots with content that counts whose change would not be found now.
+    `nonfinite_reserved`: reserved slots that held NaN or infinity when last scanned.
     """
 
     slots: dict[str, int]
@@ -63,6 +64,8 @@ class WatchReport(msgspec.Struct, frozen=True, kw_only=True):
     pass_coverage: float
     pass_started: float | None
     pass_completed: float | None
+    pass_seconds: float | None
+    pass_slots: int
     open_rows: int
     open_ops: int
     stalled_ops: list[int]

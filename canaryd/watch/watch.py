@@ -345,6 +345,8 @@ class Watch:
             pass_coverage=coverage.share,
             pass_started=coverage.started_at,
             pass_completed=coverage.completed_at,
+            pass_seconds=coverage.completed_seconds,
+            pass_slots=coverage.completed_slots,
             open_rows=sum(len(group.rows) for group in self._groups),
             open_ops=len(self._ops),
             stalled_ops=self._ops.stalled,

@@ -67,6 +67,9 @@ def gauge_series(report: WatchReport, unix: Unix) -> list[Series]:
         series.append(Series("canaryd_oldest_unverified_timestamp_seconds", (), unix(report.oldest_unverified)))
     if report.pass_completed is not None:
         series.append(Series("canaryd_pass_last_completion_timestamp_seconds", (), unix(report.pass_completed)))
+        series.append(Series("canaryd_pass_last_slots", (), report.pass_slots))
+    if report.pass_seconds is not None:
+        series.append(Series("canaryd_pass_last_duration_seconds", (), report.pass_seconds))
     return series
 
 

@@ -69,6 +69,8 @@ def known_state() -> MetricsView:
             ("canaryd_ops_stalled", ()): 0,
             ("canaryd_pass_coverage_ratio", ()): 0.5,
             ("canaryd_pass_last_completion_timestamp_seconds", ()): HOUR - 5,
+            ("canaryd_pass_last_duration_seconds", ()): 4.5,
+            ("canaryd_pass_last_slots", ()): 3900,
             ("canaryd_pool_described_ratio", ()): 1,
             ("canaryd_engine_last_contact_timestamp_seconds", ()): HOUR + 1,
         },
