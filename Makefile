@@ -11,7 +11,7 @@ PYTEST_LIMITS := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=tru
 # GPU tests run in the virtual environment if its torch was built for CUDA, else with the system's python.
 GPU_PYTHON = $(shell $(BIN)/python -c 'import torch; assert torch.version.cuda' 2>/dev/null && echo $(BIN)/python || echo $(PYTHON))
 
-.PHONY: help fuzz venv demo test test-operations test-gpu lint format
+.PHONY: help fuzz venv demo test test-operations test-gpu bench-gpu bench-cpu sanitize-gpu lint format
 
 help:
 	@echo "make demo [ARGS=...]    a real engine and the daemon: inject faults, print what was found"
@@ -19,6 +19,9 @@ help:
 	@echo "make test-operations    alerts against a real Prometheus, image; fails without Debian's packages"
 	@echo "make test-gpu           what needs a GPU; fails without one"
 	@echo "make fuzz TARGET=frames  coverage-guided fuzzing (frames, stream, attach, config, findings); ARGS=-runs=1000000"
+	@echo "make bench-gpu [ARGS=...]  the kernels' table on a GPU; fails if one differs from its reference"
+	@echo "make bench-cpu          speed of the host's digest, cost of the ledger and of the client"
+	@echo "make sanitize-gpu       the kernels' GPU tests under compute-sanitizer"
 	@echo "make lint, make format  ruff and mypy; ruff's fixes"
 	@echo "make venv               the virtual environment in $(VENV) that the others use"
 	@echo "PYTHON=python3.12       chooses the interpreter (3.11 or later)"
@@ -62,3 +65,14 @@ test-operations: venv
 
 test-gpu:
 	CANARYD_TEST_GPU=1 PYTHONPATH=.:kernels $(GPU_PYTHON) -m pytest -m gpu $(ARGS)
+
+bench-gpu:
+	PYTHONPATH=.:kernels $(GPU_PYTHON) -m benchmarks.gpu $(ARGS)
+
+bench-cpu: venv
+	PYTHONPATH=.:kernels $(BIN)/python benchmarks/cpu_digest.py
+	PYTHONPATH=.:kernels $(BIN)/python benchmarks/ledger_apply.py
+	PYTHONPATH=.:kernels $(BIN)/python benchmarks/client_step.py
+
+sanitize-gpu:
+	PYTHONPATH=.:kernels $(GPU_PYTHON) tests/kernels/sanitize.py $(ARGS)

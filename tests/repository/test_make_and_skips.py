@@ -40,7 +40,8 @@ def test_set_up_names_the_remedy(lacking: str, remedy: str, tmp_path: Path) -> N
 
 def test_help_lists_the_targets() -> None:
     text = _make("help").stdout
-    for target in ("demo", "test", "fuzz", "test-operations", "test-gpu", "lint", "format", "venv"):
+    targets = "demo test fuzz test-operations test-gpu bench-gpu bench-cpu sanitize-gpu lint format venv"
+    for target in targets.split():
         assert f"make {target}" in text
 
 
