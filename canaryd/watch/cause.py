@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from canaryd.watch.burst import I64
-from canaryd.wire.messages import Column
+from canaryd.wire.messages import Column, End
 
 MAX_POSITIONS = 1 << 22
 """Longest row that is tracked."""
@@ -24,8 +24,8 @@ class MalformedSets(Exception):
 class Cause:
     """The op whose sets are applied. `begun_at`, `now`: when its begin and its end were applied. `begun_seq`, `seq`:
     the numbers of these messages. `lane`: the op's lane. `done`: whether it ended well. `closed`: the rows that its end
-    closes. `remapped`: (group, row name) to the first page index that its end remaps. `judged`: whether ledger checks
-    may raise findings."""
+    closes. `remapped`: (group, row name) to the first page index that its end remaps. `end`: the message whose content
+    is applied after its rows. `judged`: whether ledger checks may raise findings."""
 
     op: int
     begun_at: float
@@ -36,7 +36,19 @@ class Cause:
     done: bool = True
     closed: frozenset[str] = frozenset()
     remapped: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    end: End | None = None
     judged: bool = True
+
+    def renames(self, group: int, slot: int, page_size: int) -> bool:
+        """Whether the end names new content of a slot. Raises MalformedSets."""
+        if self.end is None:
+            return False
+        page = slot // page_size
+        return (
+            any(voided.group == group and page in column(voided.pages) for voided in self.end.voids)
+            or any(writes.group == group and slot in column(writes.slots) for writes in self.end.writes)
+            or any(copies.group == group and slot in column(copies.destinations) for copies in self.end.copies)
+        )
 
 
 def column(data: Column) -> I64:

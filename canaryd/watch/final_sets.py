@@ -19,6 +19,10 @@ from canaryd.watch.row_writes import RowWrites
 from canaryd.watch.rows import HOLE, UNKNOWN_ROW
 from canaryd.wire.messages import Column, Copies, RowOpen
 
+_MAY_BE_OTHERS = np.zeros(len(SlotState), dtype=np.bool_)
+_MAY_BE_OTHERS[[SlotState.DOUBT, SlotState.FREED]] = True
+"""States in which a slot may have got other content than what the ledger remembers."""
+
 
 class FinalSets:
     """Applies the lists of an end, in one group.
@@ -64,7 +68,7 @@ class FinalSets:
                     Check.RANGE, hole, np.array([row]), np.array([length]), cause=cause, detail="hole in a row"
                 )
         rows.length[row] = length
-        self._learn_identity(row, ids, length)
+        self._learn_identity(row, ids, length, cause)
         if length:
             self._see_prefix(row, np.arange(pages.size), cause)
         self._claimed[row] = 0
@@ -131,7 +135,7 @@ class FinalSets:
             )
         return np.where(outside, HOLE, pages)
 
-    def _learn_identity(self, row: int, ids: I64, length: int) -> None:
+    def _learn_identity(self, row: int, ids: I64, length: int, cause: Cause) -> None:
         """Ids and chain hashes of a row that opens: from its ids, else from the slot before its first write."""
         group, rows = self._group, self._group.rows
         rows.content.reserve(row, max(ids.size, length) + 1)
@@ -152,13 +156,16 @@ class FinalSets:
         rows.chain_first[row], rows.chain_last[row] = 0, known
         if known < length:
             rows.chain_first[row], rows.chain_last[row] = 1, 0
-            self._chain_from_slot(row, length)
+            self._chain_from_slot(row, length, cause)
 
-    def _chain_from_slot(self, row: int, length: int) -> None:
-        """A row without ids goes on from the slot before: its history is what the ledger says that slot holds."""
+    def _chain_from_slot(self, row: int, length: int, cause: Cause) -> None:
+        """A row without ids goes on from the slot before: its history is what the ledger says that slot holds, unless
+        that is doubted or the row's own end names what it holds now."""
         rows, ledger = self._group.rows, self._group.ledger
         slot = int(rows.slots_at(np.array([row]), np.array([length - 1]))[0])
         if slot < 0 or not ledger.flags[slot] & HAS_CHAIN or ledger.position[slot] != length - 1:
+            return
+        if _MAY_BE_OTHERS[ledger.state[slot]] or cause.renames(self._group.number, slot, self._group.page_size):
             return
         rows.content.data[1][int(rows.content.offset[row]) + length] = ledger.after[slot]
         rows.chain_first[row] = rows.chain_last[row] = length
@@ -241,7 +248,8 @@ class FinalSets:
     # --- copies -------------------------------------------------------------------------------------------------------
 
     def copy(self, copies: Copies, cause: Cause) -> None:
-        """Destinations take the identity of their sources, and are stamped anew. Raises MalformedSets."""
+        """Destinations take the identity of their sources, where that is not doubted, and are stamped anew. Raises
+        MalformedSets."""
         ledger = self._group.ledger
         sources, destinations = column(copies.sources), column(copies.destinations)
         if sources.size != destinations.size:
@@ -258,6 +266,7 @@ class FinalSets:
             kept = ledger.state[destinations] != SlotState.RESERVED
             sources, destinations, known = sources[kept], destinations[kept], known[kept]
         source = np.where(known, sources, 0)
+        known &= ~_MAY_BE_OTHERS[ledger.state[source]]
         self._group.ledger.write(
             destinations,
             tokens=np.where(known, ledger.token[source], -1),

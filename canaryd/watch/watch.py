@@ -202,6 +202,7 @@ class Watch:
             done=message.status == "done",
             closed=frozenset(message.closed),
             remapped=remapped,
+            end=message,
         )
         self._log.start()
         self._end_rows(message, cause)
