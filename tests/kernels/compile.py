@@ -38,11 +38,13 @@ class KernelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What came out: `cubin_bytes` of `kernel` for compute capability `capability`."""
+    """What came out: `cubin_bytes` of `kernel` for compute capability `capability`, with `wide_copies` asynchronous
+    copies of 16 bytes."""
 
     kernel: str
     capability: int
     cubin_bytes: int
+    wide_copies: int
 
 
 def compile_kernels(
@@ -74,7 +76,12 @@ def _compile(spec: KernelSpec, capability: int) -> Compiled:
     source = ASTSource(function, signature, spec.constants)
     target = GPUTarget("cuda", capability, 32)
     binary = triton.compile(source, target=target, options={"num_warps": spec.num_warps})
-    return Compiled(kernel=spec.kernel, capability=capability, cubin_bytes=len(binary.asm["cubin"]))
+    return Compiled(
+        kernel=spec.kernel,
+        capability=capability,
+        cubin_bytes=len(binary.asm["cubin"]),
+        wide_copies=binary.asm["ptx"].count("cp.async.cg.shared.global"),
+    )
 
 
 def main() -> None:

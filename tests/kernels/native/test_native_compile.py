@@ -116,6 +116,14 @@ def test_kernels_compile(tmp_path: Path) -> None:
     assert all(one.cubin_bytes > 0 for one in done)
 
 
+@pytest.mark.slow
+def test_aligned_regions_are_read_16_bytes_at_a_time(tmp_path: Path) -> None:
+    """Half as wide, the loads cost the digest half its speed; any other unit has none."""
+    digests = [one for one in SPECS if one.kernel == "digest_kernel"]
+    done = compile_kernels(digests, cache=tmp_path, capabilities=(90,))
+    assert [one.wide_copies > 0 for one in done] == [unit == 16 for unit, *_ in DIGESTS]
+
+
 @pytest.mark.gpu
 def test_sizes_never_recompile() -> None:
     """Number of runs, items and slots change; after a first launch of each kernel nothing is compiled again."""
