@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from canary_kernels.device.plan import find_owner
+from canary_kernels.device.search import find_owner
 from canary_kernels.device.sizes import bounded_size, fixed_grid, size_on_device
 
 if TYPE_CHECKING:

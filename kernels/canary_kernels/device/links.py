@@ -10,7 +10,7 @@ import triton.language as tl
 
 from canary_kernels.device.findings import reserve
 from canary_kernels.device.mixing import mix, mix3
-from canary_kernels.device.plan import find_owner
+from canary_kernels.device.search import find_run
 from canary_kernels.scheme import Scheme
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from canary_kernels.items import ItemRuns
 
 _BLOCK = 256
-_PROGRAMS = 1056
+_PROGRAMS = 2112
+_WARPS = 4
 
 FACTOR = tl.constexpr(0xD1342543DE82EF95 - (1 << 64))
 FIELDS = tl.constexpr(8)
@@ -40,6 +41,27 @@ def listed_slot(pages, pages_len, start, end, offset, wanted, num_slots, PAGE_SI
     page = tl.load(pages + place, mask=listed, other=-1)
     good = (page >= 0) & (page < num_slots // PAGE_SIZE)
     return tl.where(good, page * PAGE_SIZE + (offset - index * PAGE_SIZE), -1)
+
+
+@triton.jit
+def load_links(records, slot, wanted):
+    """Token, position and previous hash of each slot's record; -1, -1 and 0 where none is wanted.
+
+    Token and position come as one load of 16 bytes.
+    """
+    record = records + tl.where(wanted, slot, 0) * FIELDS
+    pair = tl.load(record[:, None] + tl.arange(0, 2)[None, :], mask=wanted[:, None], other=-1)
+    token, position = tl.split(pair)
+    return token, position, tl.load(record + 2, mask=wanted, other=0)
+
+
+@triton.jit
+def link_after(prev_hash, token, position, key, NATIVE: tl.constexpr):
+    """The hash that the record after this one must have as its previous hash."""
+    if NATIVE:
+        return prev_hash * FACTOR + mix(mix(token ^ key) ^ position)
+    else:
+        return mix3(prev_hash, token, position)
 
 
 @triton.jit(
@@ -72,64 +94,61 @@ def links_kernel(
 ):
     """prev_hash(item) = after(record of the item before it), position and token as the row says.
 
-    Fixed grid; programs take tiles of BLOCK items in turn. Each lane finds its run by binary search, its slot in the
-    run's page list, and reads the first 24 bytes of its record and of the one before it, which a neighbouring lane
-    reads too. Writes a row per failing item.
+    Fixed grid; programs take tiles in turn. A tile has BLOCK - 1 items, and the one before them in lane 0, so that
+    every item of a run finds the hash before it in the lane beside it: each record is read once, its first 24 bytes.
+    Only a run's first item may have to read another record. A tile within one run finds that by one binary search, in
+    other tiles each lane searches. Writes a row per failing item.
 
     Floor: per item 32 bytes of its record and 8 of its token, per page 8 bytes.
     """
     k = tl.minimum(tl.load(run_count), run_capacity)
     n = tl.minimum(tl.load(item_count), item_capacity)
     n = tl.where(k > 0, n, 0)
-    first = tl.program_id(0).to(tl.int64) * BLOCK
+    lane = tl.arange(0, BLOCK)
+    first = tl.program_id(0).to(tl.int64) * (BLOCK - 1)
     while first < n:
-        item = first + tl.arange(0, BLOCK)  # [BLOCK]
-        mask = item < n
-        run = find_owner(item_offsets, 1, k, item, mask)
+        item = first - 1 + lane  # [BLOCK]
+        mask = (item >= 0) & (item < n)
+        run = find_run(item_offsets, 1, k, tl.maximum(first - 1, 0), tl.minimum(first + BLOCK - 2, n - 1), item, mask)
         nth = item - tl.load(item_offsets + run, mask=mask, other=0)
         inside = mask & (item < tl.load(item_offsets + run + 1, mask=mask, other=0))
         offset = tl.load(first_offsets + run, mask=inside, other=0) + nth
         start = tl.load(page_offsets + run, mask=inside, other=0)
         end = tl.load(page_offsets + run + 1, mask=inside, other=0)
         slot = listed_slot(pages, pages_len, start, end, offset, inside, num_slots, PAGE_SIZE)
-        follows = inside & (nth > 0)
-        before = listed_slot(pages, pages_len, start, end, offset - 1, follows, num_slots, PAGE_SIZE)
-        given = tl.load(first_prev_slots + run, mask=inside & (nth == 0), other=UNCHECKED)
-        at_head = given == NO_PREVIOUS
-        wild = given >= num_slots
-        before = tl.where(follows, before, tl.where(wild, UNCHECKED, given))
-
-        usable = before >= 0
-        previous = records + tl.where(usable, before, 0) * FIELDS
-        previous_token = tl.load(previous, mask=usable, other=-1)
-        previous_position = tl.load(previous + 1, mask=usable, other=-1)
-        previous_hash = tl.load(previous + 2, mask=usable, other=0)
-        usable = usable & (previous_token >= 0) & (previous_position >= 0)
-        if NATIVE:
-            linked = previous_hash * FACTOR + mix(mix(previous_token ^ key) ^ previous_position)
-        else:
-            linked = mix3(previous_hash, previous_token, previous_position)
-        expected = tl.where(at_head, tl.load(heads + run, mask=at_head, other=0), linked)
-
-        good = slot >= 0
-        record = records + tl.where(good, slot, 0) * FIELDS
-        token = tl.load(record, mask=good, other=-1)
-        position = tl.load(record + 1, mask=good, other=-1)
-        prev_hash = tl.load(record + 2, mask=good, other=0)
+        token, position, prev_hash = load_links(records, slot, slot >= 0)
         stamped = position >= 0
         judged = stamped & (token >= 0)
+
+        mask = mask & (lane > 0)
+        follows = inside & (nth > 0)
+        beside = tl.maximum(lane - 1, 0)
+        expected = tl.gather(link_after(prev_hash, token, position, key, NATIVE), beside, 0)
+        known = follows & (tl.gather(judged.to(tl.int32), beside, 0) != 0)
+        given = tl.load(first_prev_slots + run, mask=mask & inside & (nth == 0), other=UNCHECKED)
+        at_head = given == NO_PREVIOUS
+        wild = given >= num_slots
+        elsewhere = (given >= 0) & (given < num_slots)
+        if tl.max((at_head | elsewhere).to(tl.int32), 0) > 0:
+            other_token, other_position, other_hash = load_links(records, given, elsewhere)
+            linked = link_after(other_hash, other_token, other_position, key, NATIVE)
+            head = tl.load(heads + run, mask=at_head, other=0)
+            expected = tl.where(at_head, head, tl.where(elsewhere, linked, expected))
+            known = known | at_head | (elsewhere & (other_token >= 0) & (other_position >= 0))
+
         expected_position = tl.load(first_positions + run, mask=inside, other=0) + nth
         expected_token = tl.load(tokens + item, mask=mask, other=-1)
-        bits = tl.where(judged & (at_head | usable) & (prev_hash != expected), FAIL_CHAIN, 0)
+        bits = tl.where(judged & known & (prev_hash != expected), FAIL_CHAIN, 0)
         bits += tl.where(stamped & (position != expected_position), FAIL_POSITION, 0)
         bits += tl.where(judged & (expected_token != -1) & (token != expected_token), FAIL_TOKEN, 0)
-        bits += tl.where(mask & ((slot < 0) | wild), FAIL_RANGE, 0)
-        bad = bits != 0
-        place = reserve(count, bad)
-        stored = bad & (place >= 0) & (place < capacity)
-        tl.store(rows + place * COLUMNS, item + item_base, mask=stored)
-        tl.store(rows + place * COLUMNS + 1, bits.to(tl.int64), mask=stored)
-        first += tl.num_programs(0).to(tl.int64) * BLOCK
+        bits += tl.where((slot < 0) | wild, FAIL_RANGE, 0)
+        bad = mask & (bits != 0)
+        if tl.max(bad.to(tl.int32), 0) > 0:
+            place = reserve(count, bad)
+            stored = bad & (place >= 0) & (place < capacity)
+            tl.store(rows + place * COLUMNS, item + item_base, mask=stored)
+            tl.store(rows + place * COLUMNS + 1, bits.to(tl.int64), mask=stored)
+        first += tl.num_programs(0).to(tl.int64) * (BLOCK - 1)
 
 
 def enqueue_links(
@@ -185,6 +204,7 @@ def enqueue_links(
         PAGE_SIZE=page_size,
         NATIVE=scheme == "native",
         BLOCK=_BLOCK,
+        num_warps=_WARPS,
     )
 
 

@@ -6,9 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
+from canary_kernels.device.search import find_run
+
 _MAX_LENGTH = (1 << 31) - 1
 _OFFSETS_BLOCK = 1024
 _ENTRIES_BLOCK = 256
+_ENTRIES_WARPS = 4
 
 MAX_LENGTH = tl.constexpr(_MAX_LENGTH)
 BAD_SLOT = tl.constexpr((1 << 63) - 1)
@@ -48,22 +51,6 @@ def lookup(
     else:
         slots = raw
     return tl.where(inside, slots, BAD_SLOT)
-
-
-@triton.jit
-def find_owner(offsets, stride, count, wanted, mask):
-    """The last of `offsets[:count]` that is not above `wanted`, by binary search; needs offsets[0] <= wanted."""
-    low = tl.zeros_like(wanted)
-    high = low + count
-    span = count
-    while span > 0:
-        middle = (low + high) >> 1
-        open_ = mask & (high - low > 1)
-        below = tl.load(offsets + middle * stride, mask=open_, other=0) <= wanted
-        low = tl.where(open_ & below, middle, low)
-        high = tl.where(open_ & (below == 0), middle, high)
-        span = span >> 1
-    return low
 
 
 @triton.jit(
@@ -108,10 +95,11 @@ def plan_offsets_kernel(
         mask = r < bs
         row = tl.load(pool_indices + r, mask=mask, other=0)
         active = mask & (row != 0)
-        prefix = tl.load(prefix_lens + r, mask=active, other=0)
-        prefix = tl.minimum(tl.maximum(prefix, 0), MAX_LENGTH)
-        extend = tl.load(extend_lens + r, mask=active, other=0)
-        extend = tl.minimum(tl.maximum(extend, 0), MAX_LENGTH)
+        # for all requests: a mask that is loaded first would cost its latency
+        prefix = tl.load(prefix_lens + r, mask=mask, other=0)
+        prefix = tl.where(active, tl.minimum(tl.maximum(prefix, 0), MAX_LENGTH), 0)
+        extend = tl.load(extend_lens + r, mask=mask, other=0)
+        extend = tl.where(active, tl.minimum(tl.maximum(extend, 0), MAX_LENGTH), 0)
         verify = prefix - window_start(prefix, window)
         tl.store(out_verify_offsets + r, verify_total + tl.cumsum(verify, 0) - verify, mask=mask)
         tl.store(out_write_offsets + r, write_total + tl.cumsum(extend, 0) - extend, mask=mask)
@@ -209,7 +197,7 @@ def plan_entries_kernel(
     if (tl.load(enable) != 0) & (total <= capacity) & (first < total):
         e = first + tl.arange(0, BLOCK)  # [BLOCK]
         mask = e < total
-        r = find_owner(offsets, offsets_stride, bs, e, mask)
+        r = find_run(offsets, offsets_stride, bs, first, tl.minimum(first + BLOCK, total) - 1, e, mask)
         row = tl.load(pool_indices + r * pool_indices_stride, mask=mask, other=0)
         prefix = tl.load(prefix_lens + r * prefix_lens_stride, mask=mask, other=0)
         prefix = tl.minimum(tl.maximum(prefix, 0), MAX_LENGTH)
@@ -356,6 +344,7 @@ def run_plan_entries(
         HAS_LUT=mapping is not None,
         HAS_EXPECTED=expected is not None,
         BLOCK=_ENTRIES_BLOCK,
+        num_warps=_ENTRIES_WARPS,
     )
 
 

@@ -19,16 +19,16 @@ PREV_HASH = tl.constexpr(2)
 REAL_HASH = tl.constexpr(3)
 
 
-def records_are_aligned(buffer: torch.Tensor) -> bool:
-    """Whether every record can be read and written as int64; otherwise byte by byte."""
-    return buffer.shape[1] % 8 == 0 and buffer.data_ptr() % 8 == 0
+def record_alignment(buffer: torch.Tensor) -> int:
+    """How many bytes of a record can be read or written at once: 16, 8 or 1."""
+    return next(unit for unit in (16, 8, 1) if buffer.shape[1] % unit == 0 and buffer.data_ptr() % unit == 0)
 
 
 @triton.jit
-def load_field(buffer, stride, slot, field: tl.constexpr, mask, ALIGNED: tl.constexpr):
+def load_field(buffer, stride, slot, field: tl.constexpr, mask, ALIGNMENT: tl.constexpr):
     """One int64 field of each slot's record, 0 outside the mask; any stride of at least 32 bytes."""
     start = buffer + slot * stride + field * 8
-    if ALIGNED:
+    if ALIGNMENT >= 8:
         value = tl.load(start.to(tl.pointer_type(tl.int64)), mask=mask, other=0)
     else:
         value = tl.zeros_like(slot)
@@ -38,10 +38,27 @@ def load_field(buffer, stride, slot, field: tl.constexpr, mask, ALIGNED: tl.cons
 
 
 @triton.jit
-def store_field(buffer, stride, slot, field: tl.constexpr, value, mask, ALIGNED: tl.constexpr):
+def load_record(buffer, stride, slot, mask, ALIGNMENT: tl.constexpr):
+    """Token, position, previous hash and real-KV hash of each slot's record, 0 outside the mask."""
+    if ALIGNMENT == 16:
+        # two loads of 16 bytes; the compiler must be able to tell that they are aligned
+        words = tl.multiple_of(buffer.to(tl.pointer_type(tl.int64)), 16)
+        pairs = words + (slot * (stride // 16) * 2)[:, None] + tl.arange(0, 2)[None, :]
+        token, position = tl.split(tl.load(pairs, mask=mask[:, None], other=0))
+        prev_hash, real_hash = tl.split(tl.load(pairs + 2, mask=mask[:, None], other=0))
+    else:
+        token = load_field(buffer, stride, slot, TOKEN, mask, ALIGNMENT)
+        position = load_field(buffer, stride, slot, POSITION, mask, ALIGNMENT)
+        prev_hash = load_field(buffer, stride, slot, PREV_HASH, mask, ALIGNMENT)
+        real_hash = load_field(buffer, stride, slot, REAL_HASH, mask, ALIGNMENT)
+    return token, position, prev_hash, real_hash
+
+
+@triton.jit
+def store_field(buffer, stride, slot, field: tl.constexpr, value, mask, ALIGNMENT: tl.constexpr):
     """Store one int64 field of each slot's record."""
     start = buffer + slot * stride + field * 8
-    if ALIGNED:
+    if ALIGNMENT >= 8:
         tl.store(start.to(tl.pointer_type(tl.int64)), value, mask=mask)
     else:
         for byte in tl.static_range(8):
@@ -49,12 +66,12 @@ def store_field(buffer, stride, slot, field: tl.constexpr, value, mask, ALIGNED:
 
 
 @triton.jit
-def next_hash(buffer, stride, num_slots, slot, mask, ALIGNED: tl.constexpr):
+def next_hash(buffer, stride, num_slots, slot, mask, ALIGNMENT: tl.constexpr):
     """The chain hash after each slot: mix3 of its record; the anchor's for slots outside the buffer."""
     inside = mask & (slot >= 0) & (slot < num_slots)
-    prev_hash = load_field(buffer, stride, slot, PREV_HASH, inside, ALIGNED)
-    token = load_field(buffer, stride, slot, TOKEN, inside, ALIGNED)
-    position = load_field(buffer, stride, slot, POSITION, inside, ALIGNED)
+    prev_hash = load_field(buffer, stride, slot, PREV_HASH, inside, ALIGNMENT)
+    token = load_field(buffer, stride, slot, TOKEN, inside, ALIGNMENT)
+    position = load_field(buffer, stride, slot, POSITION, inside, ALIGNMENT)
     return tl.where(inside, mix3(prev_hash, token, position), HEAD)
 
 

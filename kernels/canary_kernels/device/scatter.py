@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from canary_kernels.device.plan import find_owner
+from canary_kernels.device.search import find_owner
 
 _BLOCK = 256
 

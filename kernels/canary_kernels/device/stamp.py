@@ -138,9 +138,10 @@ def stamp_kernel(
         token = tl.load(tokens + item, mask=mask, other=0)
         owned = mask & (run >= 0) & (run < k)
         live = is_live(slot, position, owned, num_slots)
-        digest = tl.load(digests + item, mask=live, other=0)
-        total = tl.load(sums + item, mask=live, other=0)
-        generation = tl.load(generations + item, mask=live, other=0)
+        # of all items: a mask that is loaded first would cost its latency
+        digest = tl.load(digests + item, mask=mask, other=0)
+        total = tl.load(sums + item, mask=mask, other=0)
+        generation = tl.load(generations + item, mask=mask, other=0)
         record = records + tl.where(live, slot, 0) * FIELDS
         if NATIVE:
             head = owned & (item == tl.maximum(tl.load(item_offsets + run, mask=owned, other=-1), 0))

@@ -6,19 +6,18 @@ import triton
 import triton.language as tl
 
 from canary_kernels.context import VerifyOrWriteContext, VerifyPlan, hashed_sources, slot_limit
+from canary_kernels.device.mixing import mix3
 from canary_kernels.device.real_kv import combined_folds, fold_entries
 from canary_kernels.device.records import (
-    POSITION,
-    PREV_HASH,
-    REAL_HASH,
-    TOKEN,
-    load_field,
+    HEAD,
+    load_record,
     next_hash,
+    record_alignment,
     record_rows,
-    records_are_aligned,
 )
 
-_BLOCK = 128
+_BLOCK = 256
+_WARPS = 4
 
 
 @triton.jit(do_not_specialize=["stride", "num_slots", "slot_limit", "capacity", "ring_capacity", "kind"])
@@ -43,17 +42,19 @@ def canary_verify_kernel(
     kind: tl.int64,
     NUM_SOURCES: tl.constexpr,
     CHECK_TOKEN: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Stored record of each entry against mix3(predecessor), expected position and token, and its real-KV hash.
 
-    A tile of entries per program, one lane each. Reads the plan, the entry's record, its predecessor's and the folds of
-    its bytes from each source, made beforehand; writes the counters and a row per failing entry.
+    A program has BLOCK - 1 entries, one lane each, and the one before them in lane 0: where an entry's predecessor is
+    the slot beside it, as in all but the first of a request, the hash after it is there already, and no record is read
+    twice. Reads the plan, the entry's record, other predecessors' records, and the folds of its bytes from each source,
+    made beforehand; writes the counters and a row per failing entry.
 
-    Floor: 32 bytes of plan and 56 of records per entry.
+    Floor: 32 bytes of plan and 32 of records per entry (64 where the stride is more, since memory is read so).
     """
-    first = tl.program_id(0).to(tl.int64) * BLOCK
+    first = tl.program_id(0).to(tl.int64) * (BLOCK - 1)
     active = tl.load(num_valid).to(tl.int64)
     active = tl.minimum(tl.maximum(active, 0), capacity)
     active = tl.where(tl.load(enable) != 0, active, 0)
@@ -61,25 +62,30 @@ def canary_verify_kernel(
         tl.atomic_add(kernel_counter, 1, sem="relaxed")
         tl.atomic_add(slot_counter, active, sem="relaxed")
     if first < active:
-        entry = first + tl.arange(0, BLOCK)  # [BLOCK]
-        mask = entry < active
+        lane = tl.arange(0, BLOCK)
+        entry = first - 1 + lane  # [BLOCK]
+        mask = (entry >= 0) & (entry < active)
         slot = tl.load(slots + entry, mask=mask, other=0)
         mask = mask & (slot != 0)
+        inside = mask & (slot > 0) & (slot < slot_limit)
+        token, position, chain_hash, real_hash = load_record(buffer, stride, slot, inside, ALIGNMENT)
+
+        mask = mask & (lane > 0)
         prev = tl.load(prevs + entry, mask=mask, other=0)
         expected_position = tl.load(expected_positions + entry, mask=mask, other=0)
         expected_token = tl.full((BLOCK,), -1, tl.int64)
         if CHECK_TOKEN:
             expected_token = tl.load(expected_tokens + entry, mask=mask, other=-1)
-
-        inside = mask & (slot >= 0) & (slot < slot_limit)
-        token = load_field(buffer, stride, slot, TOKEN, inside, ALIGNED)
-        position = load_field(buffer, stride, slot, POSITION, inside, ALIGNED)
-        chain_hash = load_field(buffer, stride, slot, PREV_HASH, inside, ALIGNED)
-        real_hash = load_field(buffer, stride, slot, REAL_HASH, inside, ALIGNED)
-        real = combined_folds(folds, entry, capacity, inside, NUM_SOURCES)
+        beside = tl.maximum(lane - 1, 0)
+        hash_beside = tl.gather(mix3(chain_hash, token, position), beside, 0)
+        near = (prev > 0) & (prev == tl.gather(tl.where(inside, slot, 0), beside, 0))
         # slot 0 is padding: a predecessor there says nothing about the chain
-        expected_hash = next_hash(buffer, stride, num_slots, prev, inside & (prev != 0), ALIGNED)
-        expected_hash = tl.where((prev == 0) | (prev >= num_slots), chain_hash, expected_hash)
+        expected_hash = tl.where((prev == 0) | (prev >= num_slots), chain_hash, tl.where(near, hash_beside, HEAD))
+        far = mask & inside & (prev > 0) & (prev < num_slots) & (near == 0)
+        if tl.max(far.to(tl.int32), 0) > 0:
+            hash_there = next_hash(buffer, stride, num_slots, prev, far, ALIGNMENT)
+            expected_hash = tl.where(far, hash_there, expected_hash)
+        real = combined_folds(folds, entry, capacity, mask & inside, NUM_SOURCES)
 
         bits = tl.where(chain_hash != expected_hash, 1, 0)
         bits = bits | tl.where(position != expected_position, 2, 0)
@@ -112,7 +118,7 @@ def run_canary_verify(*, context: VerifyOrWriteContext, plan: VerifyPlan, check_
     # without sources the kernel reads no fold: any int64 tensor stands in
     folds = fold_entries(plan, sources, limit) if sources else plan.verify_slot_indices
     # one program even for no capacity: the launch itself is counted
-    canary_verify_kernel[(max(1, triton.cdiv(capacity, _BLOCK)),)](
+    canary_verify_kernel[(max(1, triton.cdiv(capacity, _BLOCK - 1)),)](
         buffer,
         plan.verify_slot_indices,
         plan.verify_prev_slot_indices,
@@ -133,6 +139,7 @@ def run_canary_verify(*, context: VerifyOrWriteContext, plan: VerifyPlan, check_
         int(context.kernel_kind),
         NUM_SOURCES=len(sources),
         CHECK_TOKEN=bool(check_verify_expected_token),
-        ALIGNED=records_are_aligned(buffer),
+        ALIGNMENT=record_alignment(buffer),
         BLOCK=_BLOCK,
+        num_warps=_WARPS,
     )

@@ -22,8 +22,8 @@ from canary_kernels.device.records import (
     TOKEN,
     load_field,
     next_hash,
+    record_alignment,
     record_rows,
-    records_are_aligned,
     store_field,
 )
 
@@ -58,7 +58,7 @@ def write_prepare_kernel(
     stride: tl.int64,
     num_slots: tl.int64,
     slot_limit: tl.int64,
-    ALIGNED: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """seed_hash = mix3(seed's record) or the anchor; owner[slot] = the highest token index that writes it.
@@ -75,8 +75,10 @@ def write_prepare_kernel(
         only = lane == 0
         seed = tl.load(seeds + request + lane * 0, mask=only, other=-1)
         readable = only & (seed >= 0) & (seed < num_slots)
-        tl.store(seed_hashes + request + lane * 0, next_hash(buffer, stride, num_slots, seed, only, ALIGNED), mask=only)
-        seed_position = load_field(buffer, stride, seed, POSITION, readable, ALIGNED)
+        tl.store(
+            seed_hashes + request + lane * 0, next_hash(buffer, stride, num_slots, seed, only, ALIGNMENT), mask=only
+        )
+        seed_position = load_field(buffer, stride, seed, POSITION, readable, ALIGNMENT)
         tl.store(seed_positions + request + lane * 0, seed_position, mask=only)
         while start < end:
             token = start + lane
@@ -199,7 +201,7 @@ def write_chain_kernel(
     kind: tl.int64,
     HAS_EXPECTED: tl.constexpr,
     NUM_SOURCES: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
@@ -304,10 +306,10 @@ def write_chain_kernel(
                     previous + 1,
                     16,
                 )
-            store_field(buffer, stride, slot, TOKEN, token, owned, ALIGNED)
-            store_field(buffer, stride, slot, POSITION, position, owned, ALIGNED)
-            store_field(buffer, stride, slot, PREV_HASH, chain_hash, owned, ALIGNED)
-            store_field(buffer, stride, slot, REAL_HASH, real, owned, ALIGNED)
+            store_field(buffer, stride, slot, TOKEN, token, owned, ALIGNMENT)
+            store_field(buffer, stride, slot, POSITION, position, owned, ALIGNMENT)
+            store_field(buffer, stride, slot, PREV_HASH, chain_hash, owned, ALIGNMENT)
+            store_field(buffer, stride, slot, REAL_HASH, real, owned, ALIGNMENT)
             slot = next_slot
             token = next_token
             position = next_position
@@ -334,7 +336,7 @@ def run_canary_write(
     capacity = plan.write_seed_slot_indices.shape[0]
     # one program even for no capacity: the launch itself is counted
     grid = (max(1, capacity),)
-    aligned = records_are_aligned(buffer)
+    alignment = record_alignment(buffer)
     owners = torch.full((num_slots,), -1, dtype=torch.int32, device=buffer.device)
     seed_hashes = torch.empty(grid, dtype=torch.int64, device=buffer.device)
     seed_positions = torch.empty(grid, dtype=torch.int64, device=buffer.device)
@@ -357,7 +359,7 @@ def run_canary_write(
         stride,
         num_slots,
         limit,
-        ALIGNED=aligned,
+        ALIGNMENT=alignment,
         BLOCK=_PREPARE_BLOCK,
     )
     if sources and num_tokens:
@@ -401,7 +403,7 @@ def run_canary_write(
         int(context.kernel_kind),
         HAS_EXPECTED=has_expected,
         NUM_SOURCES=len(sources),
-        ALIGNED=aligned,
+        ALIGNMENT=alignment,
         BLOCK=_CHAIN_BLOCK,
         UNROLL=_CHAIN_UNROLL,
         num_warps=1,

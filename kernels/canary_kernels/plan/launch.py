@@ -107,7 +107,7 @@ def launch_canary_plan_kernels(
         out_verify_prev_slot_indices=verify_plan_out.verify_prev_slot_indices,
     )
     backend = resolve_backend(_KERNEL, backend, slots)
-    write_plan_out.write_offsets.zero_()
+    write_plan_out.write_offsets[req_pool_indices.shape[0] + 1 :].zero_()
     launch_plan_offsets_kernel(
         req_pool_indices=req_pool_indices,
         prefix_lens=prefix_lens,

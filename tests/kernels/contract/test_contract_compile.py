@@ -20,6 +20,7 @@ def _specs(*, richest: bool) -> list[KernelSpec]:
     """All kernels with everything switched on, or with everything off and records that are not aligned."""
     device = "canary_kernels.device"
     sources = 4 if richest else 0
+    alignment = 16 if richest else 1
     return [
         KernelSpec(
             module=f"{device}.plan",
@@ -52,7 +53,7 @@ def _specs(*, richest: bool) -> list[KernelSpec]:
                 "num_valid": "*i32",
                 "enable": "*i32",
             },
-            constants={"NUM_SOURCES": sources, "CHECK_TOKEN": richest, "ALIGNED": richest, "BLOCK": 128},
+            constants={"NUM_SOURCES": sources, "CHECK_TOKEN": richest, "ALIGNMENT": alignment, "BLOCK": 256},
         ),
         KernelSpec(
             module=f"{device}.real_kv",
@@ -74,12 +75,12 @@ def _specs(*, richest: bool) -> list[KernelSpec]:
                 **dict.fromkeys(("num_valid", "owners"), "*i32"),
                 "buffer": "*u8",
             },
-            constants={"ALIGNED": richest, "BLOCK": 1024},
+            constants={"ALIGNMENT": alignment, "BLOCK": 1024},
         ),
         KernelSpec(
             module=f"{device}.write",
             kernel="write_fold_kernel",
-            pointers={**_SOURCES, **_int64("slots", "folds"), "members": "*i32"},
+            pointers={**_SOURCES, **_int64("slots", "folds"), "owners": "*i32"},
             constants={"NUM_SOURCES": max(1, sources), "SLOTS": 32},
             num_warps=1,
         ),
@@ -93,7 +94,13 @@ def _specs(*, richest: bool) -> list[KernelSpec]:
                 **dict.fromkeys(("num_valid", "chain_flag", "owners"), "*i32"),
                 "buffer": "*u8",
             },
-            constants={"HAS_EXPECTED": richest, "NUM_SOURCES": sources, "ALIGNED": richest, "BLOCK": 128, "UNROLL": 4},
+            constants={
+                "HAS_EXPECTED": richest,
+                "NUM_SOURCES": sources,
+                "ALIGNMENT": alignment,
+                "BLOCK": 128,
+                "UNROLL": 4,
+            },
             num_warps=1,
         ),
         KernelSpec(
