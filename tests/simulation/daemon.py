@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from canaryd.control.messages import HOST, WorkerSettings
+from canaryd.watch.counters import Check
 from canaryd.watch.findings import Finding
 from canaryd.wire.announce import AnnouncePage
 from canaryd.wire.framing import decode_to_daemon
@@ -31,6 +32,9 @@ SETTINGS = WorkerSettings(
     log_level="info",
 )
 
+SECOND_READ = (Check.CONTENT, Check.TOKEN, Check.POSITION, Check.CHAIN)
+"""Checks whose findings were suspects first."""
+
 
 class Daemon:
     """At most one attachment. `answer` sends to a session."""
@@ -52,7 +56,7 @@ class Daemon:
         self._session = b""
         self._expected_seq = 0
         self._doubts = 0
-        self._slot_count = 0
+        self._slot_count = self._confirmed = 0
 
     # --- frames -------------------------------------------------------------------------------------------------------
 
@@ -93,7 +97,7 @@ class Daemon:
         self.attachment.watch.take_resync()
         self._expected_seq = 0
         self._doubts = 0
-        self._slot_count = 0
+        self._slot_count = self._confirmed = 0
         self.on_doubt("attach")
 
     def make_backend(self, layouts: object, *, scheme: str, key: int, **_: object) -> SimulatedBackend:
@@ -141,6 +145,7 @@ class Daemon:
             self.on_doubt("gap")
         if findings := watch.take_findings():
             self._slot_count += sum(finding.slot_count for finding in findings)
+            self._confirmed += sum(finding.slot_count for finding in findings if finding.check in SECOND_READ)
             self.on_findings(findings)
 
     # --- the books ----------------------------------------------------------------------------------------------------
@@ -158,6 +163,9 @@ class Daemon:
         provisional = report.provisional_bursts or attachment._running is not None
         if open_stamps < 0 or (open_stamps and not provisional):
             self.problems.append(f"{open_stamps} stamps are neither final nor dropped under a reason")
+        left = counters.suspects - self._confirmed - sum(counters.dismissed.values()) - report.open_suspects
+        if left:
+            self.problems.append(f"{left} suspects are neither findings nor dismissed under a reason")
         self.counts["stamped"] += counters.stamped
         self.counts["skipped"] += sum(counters.skipped.values())
         self.counts["snapshots"] += counters.snapshots

@@ -53,7 +53,7 @@ class Engine:
         self._unended: dict[int, Op] = {}
         self._last_group: dict[int, int] = {}
         self._names = 0
-        self._documents = [self._draw_tokens(5 * PAGE) for _ in range(3)]
+        self._documents = [self._draw_tokens(14 * PAGE) for _ in range(3)]
 
     # --- the scheduler ------------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Engine:
     def _arrive(self) -> None:
         rng = self._rng
         document = self._documents[rng.randrange(3)]
-        prompt = document[: rng.randrange(1, len(document))] + self._draw_tokens(rng.randrange(1, 2 * PAGE))
+        prompt = document[: rng.randrange(1, len(document))] + self._draw_tokens(rng.randrange(1, 4 * PAGE))
         self._enqueue(prompt, rng.randrange(1, 4 * PAGE), self.features.hidden_ids and rng.random() < 0.3)
 
     def _enqueue(self, prompt: list[int], target: int, hidden: bool) -> None:

@@ -65,8 +65,8 @@ class Features:
         return cls(
             **chosen,
             second=second,
-            pages=rng.choice([48, 96, 160]),
-            budget=rng.choice([16, 48, 96]),
+            pages=rng.choice([64, 160, 400]),
+            budget=rng.choice([24, 96, 384]),
             requests=rng.choice([3, 6, 12]),
         )
 
