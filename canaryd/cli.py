@@ -1,27 +1,22 @@
-"""The command line: serve, status, config, selftest, demo."""
+"""The command line: serve, status, watch, findings, config, selftest, demo."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from canaryd import __version__, config, logs
-from canaryd.config import PORT_FILE
+from canaryd.commands import findings as findings_command
+from canaryd.commands import status as status_command
 from canaryd.errors import CanarydError, ConfigError
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-_STATUS_EXIT = {"ok": 0, "degraded": 1, "corrupt": 2}
-_UNREACHABLE = 3
 
 _EPILOG = """\
 Start the daemon beside an engine:
@@ -73,12 +68,23 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser(
         "status",
         help="ask a running daemon how things stand",
-        description="Status 0: ok, 1: degraded, 2: corruption stands, 3: no daemon answers or could be asked.",
+        description="Status 0: ok, 1: degraded, 2: corruption stands, 3: no daemon answers or could be asked (then "
+        "what it left in state_dir is shown, and how old that is).",
     )
-    status.add_argument("--url", help="the daemon's address (default: from the configuration)")
+    status_command.add_options(status)
     status.add_argument("--json", action="store_true", help="print the whole status document")
     _add_config(status)
-    status.set_defaults(run=_status)
+    status.set_defaults(run=lambda options: status_command.status(options, _load))
+
+    watch = commands.add_parser("watch", help="the same again and again, until Ctrl-C")
+    status_command.add_options(watch)
+    watch.add_argument("-n", "--interval", type=_seconds, default=2.0, metavar="SECONDS", help="default: %(default)g")
+    _add_config(watch)
+    watch.set_defaults(run=lambda options: status_command.watch(options, _load))
+
+    findings = commands.add_parser("findings", help="list, show, acknowledge or export findings")
+    findings_command.add_commands(findings, _add_config)
+    findings.set_defaults(run=lambda options: findings_command.findings(options, _load))
 
     show = commands.add_parser("config", help="print the configuration in force, with every key")
     _add_config(show)
@@ -98,6 +104,13 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration (default: the built-in defaults)")
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError("seconds from 0.1 to 3600")
+    return value
+
+
 def _load(options: argparse.Namespace) -> config.Config:
     return config.load(options.config, os.environ)
 
@@ -114,59 +127,6 @@ def _serve(options: argparse.Namespace) -> int:
 def _config(options: argparse.Namespace) -> int:
     sys.stdout.write(config.dump(_load(options)))
     return EXIT_OK
-
-
-def _address(options: argparse.Namespace) -> str:
-    if options.url:
-        return str(options.url).rstrip("/")
-    settings = _load(options)
-    port = settings.http.port
-    port_file = settings.state_dir / PORT_FILE
-    if port == 0 and port_file.exists():
-        port = int(port_file.read_text())
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.http.host, settings.http.host)  # noqa: S104
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _status(options: argparse.Namespace) -> int:
-    try:
-        address = _address(options)
-        if not address.startswith(("http://", "https://")):
-            raise ConfigError(f"--url must begin with http:// or https://, got {address!r}")
-    except ConfigError as error:
-        # not status 2: for whoever reads the status that means corruption
-        sys.stderr.write(f"canaryd: configuration error, no daemon was asked:\n{error}\n")
-        return _UNREACHABLE
-    try:
-        with urllib.request.urlopen(f"{address}/status", timeout=5) as answer:  # noqa: S310 (http only, see above)
-            document = json.load(answer)
-    except (OSError, ValueError) as error:
-        sys.stderr.write(f"canaryd: no daemon answers at {address}: {error}\n")
-        return _UNREACHABLE
-    if options.json:
-        print(json.dumps(document, indent=2))
-    else:
-        _print_status(document)
-    return _STATUS_EXIT.get(document["overall"], EXIT_FAILED)
-
-
-def _print_status(document: dict[str, Any]) -> None:
-    print(f"overall: {document['overall']}\nmeaning: {document['meaning']}\naction:  {document['action']}")
-    for engine in document["engines"]:
-        slots = engine["slots"]
-        print(
-            f"engine:  {engine['engine']} on {engine['gpu_uuid']}: {engine['state']}, "
-            f"{slots.get('settled', 0)} slots settled, {engine['slots_verified']} comparisons, "
-            f"mismatches: {sum(engine['mismatches'].values())}"
-        )
-        if engine["state"] == "refused":
-            print(f"         {engine['refusal']}")
-    for finding in document["findings"]:
-        detail = finding["detail"]
-        print(
-            f"finding: {finding['id']} {finding['check']} in {finding['engine']}, group {detail.get('group')}, "
-            f"pages {detail.get('pages')}, {detail.get('classification')}, {finding['age']:.0f} s ago"
-        )
 
 
 def _selftest(options: argparse.Namespace) -> int:

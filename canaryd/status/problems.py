@@ -83,7 +83,7 @@ def _damage(findings: Sequence[FindingStatus]) -> Iterator[Problem]:
             subject=names,
             overall="corrupt",
             meaning=f"{many} stand{'s' * (len(damage) == 1)}: replies that read these slots may be wrong; {now}.",
-            action=f"Take {names} out of rotation and restart it, then canaryd findings ack.",
+            action=f"Take {names} out of rotation and restart it; canaryd findings ack ID takes what is explained off.",
             see=f"{RUNBOOK}canarydcorruption",
         )
     others = len(findings) - len(damage)

@@ -76,7 +76,9 @@ def gauge_series(report: WatchReport, unix: Unix) -> list[Series]:
 def finding_detail(finding: Finding, unix: Unix) -> dict[str, Any]:
     """The finding as JSON values, its times as Unix time."""
     detail: dict[str, Any] = msgspec.to_builtins(finding)
-    del detail["check"]
+    # A sum of few words would tell what they were.
+    for name in ("check", "stored_sum", "seen_sum"):
+        del detail[name]
     for name in ("first_seen", "confirmed"):
         detail[name] = unix(detail[name])
     return detail

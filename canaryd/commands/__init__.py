@@ -1,0 +1,1 @@
+"""What the command line does: each module one command, and how its answer looks in a terminal."""
