@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks.gpu` and `python -m benchmarks.cpu`; see the README in this folder."""
+"""Benchmarks: `python -m benchmarks.gpu` and the scripts beside it; see the README in this folder."""

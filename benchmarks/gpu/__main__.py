@@ -23,7 +23,7 @@ from benchmarks.gpu.workload import Place, Row, Workload
 
 CHECK_ARENA_BYTES = 1 << 28
 _COMPILERS = 12
-_BURST = "burst: stamps, links, second reads, 2 GiB"
+_BURST = report.BURST
 _MHA = geometry.rows(*[2048] * 64)
 
 DESCRIPTION = """\
@@ -36,6 +36,7 @@ examples:
   python -m benchmarks.gpu                       the whole table, two to three minutes
   python -m benchmarks.gpu --only 'stamp|links'  rows whose name matches, no cold start, no neighbour
   python -m benchmarks.gpu --check               proofs only; with TRITON_INTERPRET=1 they run without a GPU
+  python -m benchmarks.gpu --render run.json     keeps a run of another machine, writes the pages
   python -m benchmarks.gpu --save                also keeps the run in benchmarks/results/
 """
 
@@ -58,6 +59,13 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="names of the rows and their goals, and nothing else")
     parser.add_argument("--check", action="store_true", help="proofs only, no times")
     parser.add_argument("--json", metavar="FILE", type=Path, help="the whole report as JSON")
+    parser.add_argument(
+        "--render",
+        metavar="FILE",
+        type=Path,
+        nargs="*",
+        help="no measurement: keep these reports (of --json), and write the pages made from kept ones anew",
+    )
     parser.add_argument("--save", action="store_true", help="keep the run in benchmarks/results/")
     return parser.parse_args(argv)
 
@@ -202,6 +210,14 @@ def run(rows: list[Row], *, whole: bool, with_burst: bool) -> Report:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; the exit status."""
     options = arguments(argv)
+    if options.render is not None:
+        keep(options.render)
+        return 0
+    return benchmark(options)
+
+
+def benchmark(options: argparse.Namespace) -> int:
+    """Checks and measures, or lists; the exit status."""
     rows = chosen(options.only)
     whole = options.only is None
     with_burst = whole or re.search(options.only, _BURST) is not None
@@ -241,6 +257,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcome.seconds = time.perf_counter() - began
     finish(outcome, options)
     return 0
+
+
+def keep(files: Sequence[Path]) -> None:
+    """Keeps reports, and writes the pages."""
+    for file in files:
+        say(f"kept as {report.save(Report.from_json(file.read_text(encoding='utf-8')))}")
+    report.render()
 
 
 def finish(outcome: Report, options: argparse.Namespace) -> None:

@@ -92,7 +92,7 @@ class Victim:
         )
 
 
-def measure(*, seconds: float = 4.0) -> Neighbour:
+def measure(*, seconds: float = 3.0) -> Neighbour:
     """Runs the victim here and the bursts in a process of their own."""
     victim = Victim()
     victim.run(1.0)

@@ -7,8 +7,30 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = Path("benchmarks/results")
 SCHEMA = 1
+
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+"""Around the figures in the repository's README."""
+NO_RUN = "No run on a GPU is kept yet; `make bench-gpu ARGS=--save` keeps one."
+BURST = "burst: stamps, links, second reads, 2 GiB"
+FIGURES = (
+    "digest + sum, 64 x 2 KiB",
+    "digest + sum, 64 x 256 B",
+    "digest + sum, MLA rows of 1,152 B",
+    "digest + sum + bf16 NaN scan, 64 x 2 KiB",
+    "compare, 64 x 2 KiB",
+    "stamp a prefill, 4,096 x 8 KiB",
+    "stamp a decode step, 256 x 64 x 2 KiB",
+    "verify, 1,048,576 entries, no data, stride 32",
+    "plan, 256 x 4,096",
+    "row links, 1,048,576 live slots, pages of 16",
+    "sglang verify, 1,048,576 entries, 2 KiB",
+    "sglang write of a prefill, 4,096 x 8 KiB",
+    BURST,
+)
+"""Rows that the repository's README shows."""
 
 PAGE_HEAD = """\
 # GPU results
@@ -126,22 +148,65 @@ def table(rows: list[RowResult]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def save(report: Report, folder: Path = RESULTS) -> Path:
-    """Keeps the run as `<gpu>-<date>.json` and writes the results page anew; the JSON's path."""
-    folder.mkdir(exist_ok=True)
+def save(report: Report, root: Path = ROOT) -> Path:
+    """Keeps the run as `<gpu>-<date>.json` and writes the pages anew; the JSON's path."""
+    folder = root / RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
     name = report.machine["gpu"].lower().replace(" ", "-")
     path = folder / f"{name}-{report.machine['when'][:10]}.json"
     path.write_text(report.to_json(), encoding="utf-8")
-    render(folder)
+    render(root)
     return path
 
 
-def render(folder: Path = RESULTS) -> Path:
-    """Writes the results page from the newest kept run of each GPU; the page's path."""
+def pages(root: Path = ROOT) -> dict[Path, str]:
+    """What each page must hold, from the newest kept run of each GPU: the results' page, if there are results, and the
+    repository's README with its figures.
+
+    Raises:
+        ValueError: the README has no place for the figures, or a file is not a report.
+    """
     newest: dict[str, Report] = {}
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted((root / RESULTS).glob("*.json")):
         report = Report.from_json(path.read_text(encoding="utf-8"))
         newest[report.machine["gpu"]] = report
-    page = folder / "README.md"
-    page.write_text("\n".join((PAGE_HEAD, *(report.markdown() for report in newest.values()))), encoding="utf-8")
-    return page
+    readme = root / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{readme} has no lines {BEGIN} and {END}")
+    figures = "\n".join(_figures(report) for report in newest.values()) or NO_RUN + "\n"
+    made = {readme: f"{before}{BEGIN}\n{figures}{END}{after}"}
+    if newest:
+        sections = (PAGE_HEAD, *(report.markdown() for report in newest.values()))
+        made[root / RESULTS / "README.md"] = "\n".join(sections)
+    return made
+
+
+def render(root: Path = ROOT) -> None:
+    """Writes all pages that are made from kept runs."""
+    for path, text in pages(root).items():
+        path.write_text(text, encoding="utf-8")
+
+
+def _figures(report: Report) -> str:
+    machine, by_name = report.machine, {row.name: row for row in report.rows}
+    shown = [by_name[name] for name in FIGURES if name in by_name]
+    lines = [
+        f"{machine['gpu']}, driver {machine['driver']}, torch {machine['torch']}, triton {machine['triton']}; read "
+        f"ceiling {report.ceilings['read'] / 1e12:.2f} TB/s. [All rows]({RESULTS}/README.md).",
+        "",
+        "| kernel work | GPU time, p50 | GB/s | of the read ceiling | SGLang's kernels |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {row.name} | {_micros(row.p50)} | {row.bytes_per_second / 1e9:,.0f} | {row.share:.1%} | "
+            f"{_micros(row.beaten) if row.beaten else ''} |"
+            for row in shown
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _micros(micros: float) -> str:
+    return f"{micros:,.1f} µs" if micros < 1000 else f"{micros / 1000:,.2f} ms"

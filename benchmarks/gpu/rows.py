@@ -107,6 +107,7 @@ ROWS: tuple[Row, ...] = (
         goal=Goal(micros=30),
         check_sizes=(37, 5000),
         beaten=52,
+        floor_us=20,
     ),
     Row(
         name="plan, 256 x 4,096",
