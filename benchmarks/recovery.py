@@ -1,8 +1,8 @@
 """How fast the daemon lets go and comes back: two figures of its promises, on real processes over host memory.
 
 Run: `PYTHONPATH=.:kernels:tests python -m benchmarks.recovery [ROUNDS]`. Printed in seconds (p50, p99, largest): from
-SIGKILL of an engine until its pool is unmapped in the worker; from SIGKILL of the worker until a slot that was guarded is
-guarded again.
+SIGKILL of an engine until its pool is unmapped in the worker; from SIGKILL of the worker until a slot that was guarded
+is guarded again.
 """
 
 from __future__ import annotations
