@@ -41,9 +41,12 @@ examples:
 """
 
 
+_BEGAN = time.perf_counter()
+
+
 def say(text: str) -> None:
-    """Progress, on stderr."""
-    sys.stderr.write(text + "\n")
+    """Progress with the seconds since the start, on stderr."""
+    sys.stderr.write(f"{time.perf_counter() - _BEGAN:6.1f} s  {text}\n")
     sys.stderr.flush()
 
 
