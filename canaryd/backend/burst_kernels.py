@@ -12,12 +12,14 @@ from canary_kernels.constants import signed
 from canary_kernels.device.compare import enqueue_compare
 from canary_kernels.device.items import enqueue_items
 from canary_kernels.device.links import enqueue_links
+from canary_kernels.device.notes import enqueue_notes
 from canary_kernels.device.stamp import enqueue_stamp
 from canary_kernels.digest import DigestTable
 from canary_kernels.findings import Findings
 from canary_kernels.items import ItemRuns, Items
 from canary_kernels.layout import GroupLayout
 from canary_kernels.links import LINK_FIELDS
+from canary_kernels.notes import NOTE_FIELDS
 from canary_kernels.scheme import Scheme
 from canary_kernels.worklist import WorkList
 
@@ -27,9 +29,9 @@ from canaryd.watch.burst import I64, Runs
 
 # Words of a group's sizes, two apart so that each is 16-byte aligned as every other tensor is.
 STAMP_ITEMS, STAMP_RUNS, READ_ITEMS, READ_RUNS, COMPARE_ITEMS, LINK_ITEMS, LINK_RUNS = range(0, 14, 2)
-MISMATCHES, BROKEN = 14, 16
+MISMATCHES, BROKEN, NOTED = 14, 16, 18
 """Counts of the result lists; the host sends zeros."""
-SIZES = 18
+SIZES = 20
 
 # A group's segments of the work list. Slots that are read: those of the stamps first, then those of the compares.
 _RUN_SEGMENTS = 5
@@ -48,16 +50,20 @@ def segment_capacities(listed: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Scratch:
-    """What the groups use one after the other: the slots that are read, and what was read, int64 [capacity] each."""
+    """What the groups use one after the other: the slots that are read, what was read, int64 [capacity] each, and
+    whether it holds NaN or infinity, uint8 [capacity]."""
 
     items: Items
     read: torch.Tensor
+    nonfinite: torch.Tensor
 
     @classmethod
     def allocate(cls, capacity: int, device: torch.device) -> Scratch:
         """Uninitialised scratch."""
         return cls(
-            items=Items.allocate(capacity, device), read=torch.empty((2, capacity), dtype=torch.int64, device=device)
+            items=Items.allocate(capacity, device),
+            read=torch.empty((2, capacity), dtype=torch.int64, device=device),
+            nonfinite=torch.empty(capacity, dtype=torch.uint8, device=device),
         )
 
     @property
@@ -123,6 +129,10 @@ class GroupKernels:
             rows=torch.zeros((finding_capacity, LINK_FIELDS), dtype=torch.int64, pin_memory=pinned),
             count=self._sizes[BROKEN],
         )
+        self._noted = Findings(
+            rows=torch.zeros((finding_capacity, NOTE_FIELDS), dtype=torch.int64, pin_memory=pinned),
+            count=self._sizes[NOTED],
+        )
         self._found = found
 
     def _segment(self, number: int) -> torch.Tensor:
@@ -156,9 +166,20 @@ class GroupKernels:
             num_pages=self._layout.num_pages,
             page_size=self._layout.page_size,
         )
+        nonfinite = self._scratch.nonfinite
         self._scratch.read.zero_()
-        self._digest.enqueue(items.slots, sizes[READ_ITEMS], digests, sums, scheme=self._scheme)
+        nonfinite.zero_()
+        self._digest.enqueue(items.slots, sizes[READ_ITEMS], digests, sums, nonfinite=nonfinite, scheme=self._scheme)
         listed = self._stamped.slots.numel()
+        enqueue_notes(
+            self._records,
+            self._stamped.slots,
+            digests[:listed],
+            sums[:listed],
+            nonfinite[:listed],
+            self._noted,
+            count=sizes[STAMP_ITEMS],
+        )
         enqueue_stamp(
             self._records,
             self._stamped,
@@ -251,6 +272,10 @@ class GroupKernels:
 
     def collect(self, part: Part, results: Results) -> None:
         """Hands on what the part's launches found, once they are complete."""
+        if part.stamps is not None:
+            total = int(self._found[NOTED])
+            rows = self._noted.rows[:total].numpy()
+            results.add_notes(part.work, total=total, rows=rows, base=part.stamp_base)
         if part.compare is not None:
             total = int(self._found[MISMATCHES])
             rows = self._compares.rows[:total].numpy()

@@ -43,7 +43,7 @@ _FOLDS = 1 << 21
 class _Running:
     """A burst in flight: its pieces, of which the first is on the device, and what was found so far."""
 
-    number: int
+    burst: Burst
     pieces: Iterator[tuple[Part, ...]]
     results: Results
     piece: tuple[Part, ...] | None
@@ -102,11 +102,11 @@ class GraphBackend(PoolBackend):
 
     def start(self, burst: Burst) -> None:
         """See `PoolBackend.start`."""
-        self._check_open(None if self._running is None else self._running.number)
+        self._check_open(None if self._running is None else self._running.burst.number)
         self._launches.clear()
         pieces = self._cutter.pieces(burst)
         running = _Running(
-            number=burst.number, pieces=pieces, results=Results(burst, self._finding_capacity), piece=next(pieces, None)
+            burst=burst, pieces=pieces, results=Results(burst, self._finding_capacity), piece=next(pieces, None)
         )
         self._launch(running)
         self._running = running
@@ -130,8 +130,10 @@ class GraphBackend(PoolBackend):
             if running.piece is not None:
                 return None
         self._running = None
+        with device_errors():
+            self._check_copies(running.burst, running.results)
         return BurstResult(
-            number=running.number,
+            number=running.burst.number,
             groups=running.results.groups(),
             bytes_read=running.bytes_read,
             busy_seconds=running.busy_seconds,

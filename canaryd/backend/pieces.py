@@ -33,14 +33,15 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One group's share of a piece, of work number `work` of its burst. Items of links and compares are numbered from 0
-    here, and from `link_base` and `compare_base` in the work. What is not None has items."""
+    """One group's share of a piece, of work number `work` of its burst. Items are numbered from 0 here, and from
+    `stamp_base`, `link_base` and `compare_base` in the work. What is not None has items."""
 
     work: int
     group: int
     stamps: StampWork | None = None
     links: LinkWork | None = None
     compare: CompareWork | None = None
+    stamp_base: int = 0
     link_base: int = 0
     compare_base: int = 0
 
@@ -81,7 +82,7 @@ class Cutter:
                 yield part
             return
         for stamps in self._stamps(work):
-            yield Part(work=number, group=work.group, stamps=stamps)
+            yield Part(work=number, group=work.group, stamps=stamps[1], stamp_base=stamps[0])
         for links, compare in zip_longest(self._links(work), self._compares(work)):
             yield Part(
                 work=number,
@@ -106,7 +107,7 @@ class Cutter:
             pages += work.compare.runs.pages.size
         return items <= limits.items and max(listed, runs, pages) <= limits.listed
 
-    def _stamps(self, work: GroupWork) -> Iterator[StampWork]:
+    def _stamps(self, work: GroupWork) -> Iterator[tuple[int, StampWork]]:
         stamps = work.stamps
         if stamps is None:
             return
@@ -117,7 +118,8 @@ class Cutter:
             if chunk.continues:
                 seeds[0] = carried
             tokens = stamps.tokens[own]
-            yield StampWork(runs=chunk.runs, tokens=tokens, generations=stamps.generations[own], seeds=seeds)
+            part = StampWork(runs=chunk.runs, tokens=tokens, generations=stamps.generations[own], seeds=seeds)
+            yield chunk.first_item, part
             if own.stop < stamps.tokens.size:
                 carried = self._hash_after(work.group, chunk, int(seeds[-1]), tokens)
 

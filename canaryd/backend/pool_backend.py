@@ -12,15 +12,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from canary_kernels.launches import Backend, resolve_backend
 from canary_kernels.layout import GroupLayout
 from canary_kernels.locate import WordChange, locate_word_change
-from canary_kernels.records import SlotRecord, allocate_records
+from canary_kernels.records import DIGEST, SUM, SlotRecord, allocate_records
 from canary_kernels.scheme import Scheme
 
+from canaryd.backend.results import Results
 from canaryd.errors import BackendError
-from canaryd.watch.burst import Burst, BurstResult
+from canaryd.watch.burst import Burst, BurstResult, CopyMismatches, CopyWork
 
 FINDING_CAPACITY = 4096
 """Mismatches listed per compare or links work; the rest is counted in `truncated`."""
@@ -119,6 +121,24 @@ class PoolBackend(ABC):
             return None
         with device_errors():
             return locate_word_change(self._layouts[group], slot, stored_digest=stored_digest, stored_sum=stored_sum)
+
+    def _check_copies(self, burst: Burst, results: Results) -> None:
+        """Compares the stamps of copies, after the burst's other work; by plain operations, since copies are few."""
+        for number, work in enumerate(burst.works):
+            if work.copies is not None:
+                results.set_copies(number, self._copies(work.group, work.copies))
+
+    def _copies(self, group: int, work: CopyWork) -> CopyMismatches:
+        pairs = torch.from_numpy(np.stack([work.sources, work.destinations])).to(self.device)
+        sources, destinations = self._records[group][:, DIGEST : SUM + 1][pairs].cpu().numpy()
+        items = (sources != destinations).any(axis=1).nonzero()[0]
+        return CopyMismatches(
+            items=items,
+            source_digests=sources[items, 0],
+            digests=destinations[items, 0],
+            source_sums=sources[items, 1],
+            sums=destinations[items, 1],
+        )
 
     def close(self) -> None:
         """Waits for work in flight and drops all device state; the pool's memory may be unmapped afterwards.

@@ -14,6 +14,7 @@ from canary_kernels.findings import Findings
 from canary_kernels.items import ItemRuns, Items, launch_plan_items
 from canary_kernels.layout import GroupLayout
 from canary_kernels.links import LINK_FIELDS, launch_links
+from canary_kernels.notes import NOTE_FIELDS, launch_notes
 from canary_kernels.scheme import Scheme
 from canary_kernels.stamp import launch_stamp
 
@@ -59,7 +60,9 @@ class ReferenceBackend(PoolBackend):
             self._items = Items.allocate(items, self.device)
             self._digests = torch.empty(items, dtype=torch.int64, device=self.device)
             self._sums = torch.empty(items, dtype=torch.int64, device=self.device)
+            self._nonfinite = torch.empty(items, dtype=torch.uint8, device=self.device)
             self._compares = Findings.allocate(capacity=finding_capacity, width=COMPARE_FIELDS, device=self.device)
+            self._noted = Findings.allocate(capacity=finding_capacity, width=NOTE_FIELDS, device=self.device)
             self._broken = Findings.allocate(capacity=finding_capacity, width=LINK_FIELDS, device=self.device)
 
     def start(self, burst: Burst) -> None:
@@ -75,6 +78,7 @@ class ReferenceBackend(PoolBackend):
                 pieces += 1
                 for part in piece:
                     bytes_read += self._run(part, results) * self._layouts[part.group].slot_bytes
+            self._check_copies(burst, results)
         self._result = BurstResult(
             number=burst.number,
             groups=results.groups(),
@@ -106,7 +110,7 @@ class ReferenceBackend(PoolBackend):
         """Runs a part; how many slots it read."""
         count = 0
         if part.stamps is not None:
-            count += self._stamp(part.group, part.stamps)
+            count += self._stamp(part, part.stamps, results)
         if part.links is not None:
             self._check_links(part.group, part.links)
             total, rows = _listed(self._broken)
@@ -117,9 +121,23 @@ class ReferenceBackend(PoolBackend):
             results.add_compare(part.work, total=total, rows=rows, base=part.compare_base)
         return count
 
-    def _stamp(self, group: int, work: StampWork) -> int:
+    def _stamp(self, part: Part, work: StampWork, results: Results) -> int:
+        group = part.group
         runs, items = self._plan(group, work.runs)
-        digests, sums = self._digest(group, items)
+        nonfinite = self._nonfinite[: items.slots.numel()]
+        digests, sums = self._digest(group, items, nonfinite)
+        self._noted.reset()
+        launch_notes(
+            records=self._records[group],
+            slots=items.slots,
+            digests=digests,
+            sums=sums,
+            nonfinite=nonfinite,
+            out=self._noted,
+            backend="reference",
+        )
+        total, rows = _listed(self._noted)
+        results.add_notes(part.work, total=total, rows=rows, base=part.stamp_base)
         launch_stamp(
             records=self._records[group],
             slots=items.slots,
@@ -189,11 +207,18 @@ class ReferenceBackend(PoolBackend):
             first_prev_slots=self._tensor(previous),
         )
 
-    def _digest(self, group: int, items: Items) -> tuple[torch.Tensor, torch.Tensor]:
+    def _digest(
+        self, group: int, items: Items, nonfinite: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         count = items.slots.numel()
         digests, sums = self._digests[:count], self._sums[:count]
         launch_digest(
-            table=self._tables[group], slots=items.slots, digests_out=digests, sums_out=sums, backend="reference"
+            table=self._tables[group],
+            slots=items.slots,
+            digests_out=digests,
+            sums_out=sums,
+            nonfinite_out=nonfinite,
+            backend="reference",
         )
         self._launches["digest"] += 1
         return digests, sums

@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from canary_kernels.compare import COMPARE_FIELDS
 from canary_kernels.links import LINK_FIELDS
+from canary_kernels.notes import NOTE_FIELDS
 
-from canaryd.watch.burst import I64, Burst, CompareMismatches, GroupResult, LinkMismatches
+from canaryd.watch.burst import I64, Burst, CompareMismatches, CopyMismatches, GroupResult, LinkMismatches, StampNotes
 
 Rows = npt.NDArray[np.int64]
 """int64 [m, width], the item's number first."""
@@ -50,6 +51,9 @@ class Results:
     def __init__(self, burst: Burst, capacity: int) -> None:
         self._works = burst.works
         self._compare = [_List(capacity, COMPARE_FIELDS) if work.compare is not None else None for work in burst.works]
+        self._copies: list[CopyMismatches | None] = [None] * len(burst.works)
+        self._stamps: list[_List | None] = [None] * len(burst.works)
+        self._capacity = capacity
         self._links = [_List(capacity, LINK_FIELDS) if work.links is not None else None for work in burst.works]
 
     def add_compare(self, work: int, *, total: int, rows: Rows, base: int) -> None:
@@ -65,11 +69,27 @@ class Results:
         if total and found is not None:
             found.add(total, rows, base)
 
+    def add_notes(self, work: int, *, total: int, rows: Rows, base: int) -> None:
+        """As `add_compare`, for notes of stamps: rows [m, 2]. Without a call, none were taken."""
+        noted = self._stamps[work] or _List(self._capacity, NOTE_FIELDS)
+        noted.add(total, rows, base)
+        self._stamps[work] = noted
+
+    def set_copies(self, work: int, found: CopyMismatches) -> None:
+        """What was found of the copies of work number `work`."""
+        self._copies[work] = found
+
     def groups(self) -> tuple[GroupResult, ...]:
         """One result per work, in the burst's order."""
         return tuple(
-            GroupResult(group=work.group, compare=_compare(compare), links=_links(links))
-            for work, compare, links in zip(self._works, self._compare, self._links, strict=True)
+            GroupResult(
+                group=work.group,
+                compare=_compare(self._compare[number]),
+                links=_links(self._links[number]),
+                stamps=_notes(self._stamps[number]),
+                copies=self._copies[number],
+            )
+            for number, work in enumerate(self._works)
         )
 
 
@@ -92,3 +112,10 @@ def _links(found: _List | None) -> LinkMismatches | None:
         return None
     items, bits = found.columns()
     return LinkMismatches(items=items, bits=bits, truncated=found.truncated)
+
+
+def _notes(found: _List | None) -> StampNotes | None:
+    if found is None:
+        return None
+    items, bits = found.columns()
+    return StampNotes(items=items, bits=bits, truncated=found.truncated)

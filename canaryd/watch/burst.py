@@ -23,11 +23,6 @@ FAIL_POSITION = 2
 FAIL_TOKEN = 32
 FAIL_RANGE = 64
 
-NOTE_UNCHANGED = 1
-"""A stamped slot's digest and sum are those of the stamp that its record held before."""
-NOTE_NONFINITE = 2
-"""A stamped slot holds a NaN or an infinity."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
@@ -135,8 +130,8 @@ class LinkMismatches:
 
 @dataclass(frozen=True, kw_only=True)
 class StampNotes:
-    """items [m] index into the stamp items; bits [m] are `NOTE_*` combined. `truncated`: items beyond the capacity
-    that are not listed."""
+    """items [m] index into the stamp items; bits [m] are `NOTE_*` of `canary_kernels.constants`, combined. `truncated`:
+    items beyond the capacity that are not listed."""
 
     items: I64
     bits: I64

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from canary_kernels.constants import NOTE_NONFINITE, NOTE_UNCHANGED
 
 from canaryd.watch.burst import (
     FAIL_CHAIN,
@@ -12,8 +13,6 @@ from canaryd.watch.burst import (
     FAIL_RANGE,
     FAIL_TOKEN,
     I64,
-    NOTE_NONFINITE,
-    NOTE_UNCHANGED,
     CompareMismatches,
     LinkMismatches,
     StampNotes,

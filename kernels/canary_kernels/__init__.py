@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from canary_kernels.chain import chain_hashes, chain_head
 from canary_kernels.compare import COMPARE_FIELDS, launch_compare
+from canary_kernels.constants import NOTE_NONFINITE, NOTE_UNCHANGED
 from canary_kernels.context import (
     CanaryLaunchTag,
     FailReason,
@@ -25,6 +26,7 @@ from canary_kernels.layout import GroupLayout, Region
 from canary_kernels.links import LINK_FIELDS, launch_links
 from canary_kernels.locate import WordChange, locate_word_change
 from canary_kernels.nonfinite import NONFINITE_RULES, NonfiniteRule
+from canary_kernels.notes import NOTE_FIELDS, launch_notes
 from canary_kernels.plan import (
     launch_canary_plan_kernels,
     launch_plan_entries_kernel,
@@ -46,6 +48,9 @@ __all__ = [
     "COMPARE_FIELDS",
     "LINK_FIELDS",
     "NONFINITE_RULES",
+    "NOTE_FIELDS",
+    "NOTE_NONFINITE",
+    "NOTE_UNCHANGED",
     "OUT_OF_RANGE_SLOT",
     "SCHEMES",
     "STAMPED",
@@ -78,6 +83,7 @@ __all__ = [
     "launch_compare",
     "launch_digest",
     "launch_links",
+    "launch_notes",
     "launch_plan_entries_kernel",
     "launch_plan_items",
     "launch_plan_offsets_kernel",

@@ -19,6 +19,11 @@ CHAIN_STEP_INVERSE = 0x572B5EE77A54E3BD
 RECORD_BYTES = 64
 """Bytes of one slot record: token, position, prev_hash, digest, sum, generation, flags, spare (int64 each)."""
 
+NOTE_UNCHANGED = 1
+"""A slot's digest and sum are those that its record held before it was stamped."""
+NOTE_NONFINITE = 2
+"""A slot holds a NaN or an infinity."""
+
 
 def signed(value: int) -> int:
     """The int64 with the same bits as the unsigned 64-bit `value`."""

@@ -30,6 +30,7 @@ KERNELS = frozenset(
         "digest",
         "stamp",
         "compare",
+        "notes",
         "links",
     }
 )
@@ -105,6 +106,7 @@ ARGUMENTS = frozenset(
         "heads",
         "item_offsets",
         "layout",
+        "nonfinite",
         "nonfinite_out",
         "page_offsets",
         "pages",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from canary_kernels.chain import chain_hashes
+from canary_kernels.constants import NOTE_NONFINITE, NOTE_UNCHANGED
 
 from canaryd.watch.burst import (
     FAIL_CHAIN,
@@ -15,8 +16,6 @@ from canaryd.watch.burst import (
     FAIL_TOKEN,
     I64,
     NO_PREVIOUS,
-    NOTE_NONFINITE,
-    NOTE_UNCHANGED,
     Burst,
     BurstResult,
     CompareMismatches,

@@ -104,6 +104,7 @@ SPECS = [
         )
         for first in (True, False)
     ),
+    spec("notes", "notes_kernel", "records slots digests sums nonfinite rows count item_count", BLOCK=256),
     spec("links", "links_kernel", LINKS, PAGE_SIZE=16, NATIVE=True, BLOCK=256),
     spec("links", "links_kernel", LINKS, PAGE_SIZE=3, NATIVE=False, BLOCK=256),
 ]
