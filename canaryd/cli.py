@@ -1,4 +1,4 @@
-"""The command line: serve, status, watch, findings, config, selftest, demo."""
+"""The command line: serve, status, watch, findings, doctor, config, selftest, demo."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from canaryd import __version__, config, logs
+from canaryd.commands import doctor as doctor_command
 from canaryd.commands import findings as findings_command
 from canaryd.commands import status as status_command
 from canaryd.errors import CanarydError, ConfigError
@@ -85,6 +86,17 @@ def _parser() -> argparse.ArgumentParser:
     findings = commands.add_parser("findings", help="list, show, acknowledge or export findings")
     findings_command.add_commands(findings, _add_config)
     findings.set_defaults(run=lambda options: findings_command.findings(options, _load))
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="check this machine or container, and say how to fix it",
+        description="GPUs and their UUIDs, CUDA IPC, compute mode, MPS, directories, PIDs, versions. Run it as the "
+        "daemon's user. Status 0: fine, 1: warnings, 2: something fails.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument("--quick", action="store_true", help="share no GPU memory between two processes for a try")
+    _add_config(doctor)
+    doctor.set_defaults(run=lambda options: doctor_command.doctor(options, _load))
 
     show = commands.add_parser("config", help="print the configuration in force, with every key")
     _add_config(show)
