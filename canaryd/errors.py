@@ -9,6 +9,7 @@ CanarydError
 │   ├── UnknownSession          reason "unknown_session"
 │   └── OutOfOrder              reason "out_of_order"
 ├── AttachRefused               carries a `RefusalReason`, the cause and the remedy
+├── CacheDamaged                a request read damaged KV; its engine fails it with this
 ├── BackendError                the device failed a burst; the worker is replaced
 └── WorkerError                 a worker did not start, answer or stop as it must
 """
@@ -65,6 +66,12 @@ class OutOfOrder(WireError):
     """The sequence number is not higher than that of the frame before it."""
 
     reason = "out_of_order"
+
+
+class CacheDamaged(CanarydError):
+    """A request read a block of KV that a finding names. An adapter that evicts fails the request with it."""
+
+    reason = "cache_damaged"
 
 
 class RefusalReason(StrEnum):

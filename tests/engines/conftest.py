@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,18 +12,20 @@ import pytest
 import torch
 
 from canaryd.demo.models import ModelKind, batching_config, build_model, generation_config
-from canaryd.engines.transformers.attachment import Attachment
+from canaryd.engines.transformers.attachment import Attachment, OnFinding
 
 from .recorder import RecordingClient
+
+PACKAGE = "transformers.generation.continuous_batching"
 
 
 class Engine:
     """A manager with the adapter attached; `recorder` after the first step."""
 
-    def __init__(self, manager: Any) -> None:
+    def __init__(self, manager: Any, on_finding: OnFinding = "report") -> None:
         self.manager = manager
         self.recorders: list[RecordingClient] = []
-        self.attachment = Attachment(manager, self._connect)
+        self.attachment = Attachment(manager, self._connect, on_finding)
 
     def _connect(self, **description: Any) -> RecordingClient:
         recorder = RecordingClient(self.manager.batch_processor.cache, **description)
@@ -65,6 +68,7 @@ def start() -> Iterator[Callable[..., Engine]]:
         *,
         max_new_tokens: int = 12,
         sequences: int = 1,
+        on_finding: OnFinding = "report",
         **config: Any,
     ) -> Engine:
         model = build_model(kind, seed=5, window=24)
@@ -74,7 +78,7 @@ def start() -> Iterator[Callable[..., Engine]]:
             ),
             continuous_batching_config=batching_config(**({"num_blocks": 64, "seed": 7} | config)),
         )
-        engine = Engine(manager)
+        engine = Engine(manager, on_finding)
         engines.append(engine)
         manager.start()
         return engine
@@ -86,6 +90,35 @@ def start() -> Iterator[Callable[..., Engine]]:
         engine.attachment.close()
         for recorder in engine.recorders:
             assert recorder.violations == []
+
+
+class InstantStream:
+    def synchronize(self) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+    def record_event(self, event: Any) -> None: ...
+
+
+class InstantEvent:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def record(self, stream: Any = None) -> None: ...
+    def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def start_async(start: Callable[..., Engine], unpinned: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
+    import transformers.generation.continuous_batching.continuous_api  # noqa: F401 - patched below
+
+    ios = sys.modules[f"{PACKAGE}.input_outputs"]
+    monkeypatch.setattr(ios.ContinuousBatchingAsyncIOs, "_supported_device_types", ("cpu",))
+    monkeypatch.setattr(ios, "create_device_stream", lambda _device: InstantStream())
+    for module in ("input_outputs", "model_runner", "offloading_manager", "continuous_api"):
+        monkeypatch.setattr(sys.modules[f"{PACKAGE}.{module}"], "stream_context", lambda _s: contextlib.nullcontext())
+    monkeypatch.setattr(torch, "Event", InstantEvent)
+    monkeypatch.setattr(torch.cuda, "Event", InstantEvent)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: contextlib.nullcontext())
+    return lambda *args, **kwargs: start(*args, use_async_batching=True, **kwargs)
 
 
 def prompts(seed: int, count: int, *, shared: int, longest: int) -> list[list[int]]:

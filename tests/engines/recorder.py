@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from canaryd.client.facts import Final, SnapshotState, end_message
-from canaryd.wire.messages import GroupSpec, RowOpen
+from canaryd.wire.messages import Finding, GroupSpec, RowOpen
 from canaryd.wire.validate import validate
 
 
@@ -71,6 +71,7 @@ class RecordingClient:
         self.violations: list[str] = []
         self.seen: Counter[str] = Counter()
         self.finals: list[tuple[int, str, Final]] = []
+        self.findings: list[Finding] = []
         self.closed = False
         self._snapshot = snapshot
         self._snapshot_every = snapshot_every
@@ -111,6 +112,10 @@ class RecordingClient:
 
     def open_ops(self) -> frozenset[int]:
         return frozenset(self._open)
+
+    def poll_findings(self) -> list[Finding]:
+        found, self.findings = self.findings, []
+        return found
 
     def close(self) -> None:
         self.closed = True

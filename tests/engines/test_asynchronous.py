@@ -6,47 +6,12 @@ the engine's own calls is the real one while the bytes can be compared after eac
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-import torch
 
 from .conftest import Engine, prompts
-
-PACKAGE = "transformers.generation.continuous_batching"
-
-
-class InstantStream:
-    def synchronize(self) -> None: ...
-    def wait_event(self, event: Any) -> None: ...
-    def record_event(self, event: Any) -> None: ...
-
-
-class InstantEvent:
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-    def record(self, stream: Any = None) -> None: ...
-    def synchronize(self) -> None: ...
-    def query(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def start_async(start: Callable[..., Engine], unpinned: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
-    import transformers.generation.continuous_batching.continuous_api  # noqa: F401 - patched below
-
-    ios = sys.modules[f"{PACKAGE}.input_outputs"]
-    monkeypatch.setattr(ios.ContinuousBatchingAsyncIOs, "_supported_device_types", ("cpu",))
-    monkeypatch.setattr(ios, "create_device_stream", lambda _device: InstantStream())
-    for module in ("input_outputs", "model_runner", "offloading_manager", "continuous_api"):
-        monkeypatch.setattr(sys.modules[f"{PACKAGE}.{module}"], "stream_context", lambda _s: contextlib.nullcontext())
-    monkeypatch.setattr(torch, "Event", InstantEvent)
-    monkeypatch.setattr(torch.cuda, "Event", InstantEvent)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: contextlib.nullcontext())
-    return lambda *args, **kwargs: start(*args, use_async_batching=True, **kwargs)
 
 
 @pytest.mark.parametrize("kind", ["llama", "sliding"])

@@ -17,15 +17,18 @@ from canaryd.client.client import Client
 from canaryd.client.facts import Final, SnapshotState, Status
 from canaryd.client.memory import ExportedMemory, export_cuda_tensor, export_host_tensor
 from canaryd.client.ops import Event, FinalSource
+from canaryd.engines.transformers.eviction import Eviction
 from canaryd.engines.transformers.geometry import UnknownEngine, groups_of
 from canaryd.engines.transformers.rows import Rows
 from canaryd.engines.transformers.steps import Batch, Step, StepReader
 from canaryd.errors import CanarydError
-from canaryd.wire.messages import GroupSpec, Identity
+from canaryd.wire.messages import Finding, GroupSpec, Identity
 
 logger = logging.getLogger("canaryd.engines.transformers")
 
 OLDEST_VERSION = (5, 18)
+
+OnFinding = Literal["report", "evict"]
 
 
 class EngineClient(Protocol):
@@ -38,6 +41,7 @@ class EngineClient(Protocol):
         self, op: int, events: Sequence[Event], final: FinalSource = None, status: Status = "done"
     ) -> None: ...
     def open_ops(self) -> frozenset[int]: ...  # noqa: D102
+    def poll_findings(self) -> list[Finding]: ...  # noqa: D102
     def close(self) -> None: ...  # noqa: D102
 
 
@@ -64,6 +68,7 @@ def attach(
     socket_dir: str | os.PathLike[str],
     name: str = "transformers",
     scheme: Literal["native", "sglang"] | None = None,
+    on_finding: OnFinding = "report",
 ) -> Attachment:
     """Attach canaryd to a `ContinuousBatchingManager` or a `ContinuousBatchProcessor`.
 
@@ -75,6 +80,8 @@ def attach(
         socket_dir: directory of the daemon's sockets.
         name: the engine's name in metrics and findings.
         scheme: fingerprint, None for the daemon's default.
+        on_finding: "report" leaves the engine alone; "evict" fails the requests that read damaged bytes and takes the
+            blocks out of the prefix cache before the next step.
     """
 
     def connect(*, identity: Identity, memory: Sequence[ExportedMemory], **description: Any) -> EngineClient:
@@ -89,21 +96,22 @@ def attach(
             **description,
         )
 
-    return Attachment(engine, connect)
+    return Attachment(engine, connect, on_finding)
 
 
 class Attachment:
     """Follows the engine from one batch processor to the next. `close` leaves the engine as it was."""
 
-    def __init__(self, engine: Any, connect: Connect) -> None:
+    def __init__(self, engine: Any, connect: Connect, on_finding: OnFinding = "report") -> None:
         self._connect = connect
+        self._on_finding = on_finding
         self._wraps = Wraps()
         self._tap: Tap | None = None
         version = _version()
         if version is None or version[:2] < OLDEST_VERSION:
             logger.warning("canaryd leaves this engine alone: it needs transformers 5.18 or later")
         elif hasattr(engine, "prepare_next_batch"):
-            self._tap = Tap(engine, connect)
+            self._tap = Tap(engine, connect, on_finding)
         elif hasattr(engine, "_create_batch_processor") and hasattr(engine, "stop"):
             self._follow_manager(engine)
         else:
@@ -112,13 +120,13 @@ class Attachment:
     def _follow_manager(self, manager: Any) -> None:
         processor = getattr(manager, "batch_processor", None)
         if processor is not None:
-            self._tap = Tap(processor, self._connect)
+            self._tap = Tap(processor, self._connect, self._on_finding)
 
         def create(original: Callable[[], Any]) -> Any:
             processor = original()
             if self._tap is None or self._tap.processor is not processor:
                 self._leave()
-                self._tap = Tap(processor, self._connect)
+                self._tap = Tap(processor, self._connect, self._on_finding)
             return processor
 
         def stop(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
@@ -139,6 +147,11 @@ class Attachment:
     def client(self) -> EngineClient | None:
         """The client of the current batch processor; None before its first step, and if it is left alone."""
         return self._tap.client if self._tap is not None else None
+
+    @property
+    def eviction(self) -> Eviction | None:
+        """What was evicted from the current batch processor; None where findings are only reported."""
+        return self._tap.eviction if self._tap is not None else None
 
     def close(self) -> None:
         """Detach: the daemon lets go of the pool, the engine's methods are its own again. May be called twice."""
@@ -177,9 +190,11 @@ class Tap:
     that the daemon judges nothing that it was not told of, and the session is closed.
     """
 
-    def __init__(self, processor: Any, connect: Connect) -> None:
+    def __init__(self, processor: Any, connect: Connect, on_finding: OnFinding) -> None:
         self.processor = processor
         self.client: EngineClient | None = None
+        self.eviction: Eviction | None = None
+        self._on_finding = on_finding
         self._connect = connect
         self._wraps = Wraps()
         self._closed = False
@@ -213,6 +228,11 @@ class Tap:
         tensor = cache.cache_tensor
         memory = export_cuda_tensor(tensor) if tensor.is_cuda else export_host_tensor(tensor)
         self._rows = Rows(self._groups, processor.scheduler)
+        if self._on_finding == "evict":
+            try:
+                self.eviction = Eviction(processor, self._groups)
+            except UnknownEngine as unknown:
+                logger.warning("%s", unknown)
         distributed = getattr(processor, "distributed_helper", None)
         self.client = self._connect(
             identity=Identity(
@@ -311,6 +331,7 @@ class Tap:
         if self._closed:
             return original()
         self._op, self._prepared, self._step = 0, (), None
+        self._act_on_findings()
         try:
             ready = original()
         except BaseException:
@@ -321,6 +342,14 @@ class Tap:
         except Exception as error:  # noqa: BLE001
             self._give_up("reading the batch", error)
         return ready
+
+    def _act_on_findings(self) -> None:
+        if self.eviction is None or self.client is None:
+            return
+        try:
+            self.eviction.evict(self.client.poll_findings())
+        except Exception as error:  # noqa: BLE001
+            self._give_up("evicting", error)
 
     def _update_tp_group_state(self, original: Callable[[], bool]) -> bool:
         """The engine may sleep in here while others hold it paused; the op begins behind it, before any write."""
