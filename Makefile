@@ -16,6 +16,7 @@ GPU_PYTHON = $(shell $(BIN)/python -c 'import torch; assert torch.version.cuda' 
 help:
 	@echo "make demo [ARGS=...]    a real engine and the daemon: inject faults, print what was found"
 	@echo "make test [ARGS=...]    lint, types and all tests that need no GPU"
+	@echo "make simulate [SEEDS=N] [SEED=k]  engine, client, wire and core in seeded simulated worlds"
 	@echo "make test-operations    alerts against a real Prometheus, image; fails without Debian's packages"
 	@echo "make test-gpu           what needs a GPU; fails without one"
 	@echo "make fuzz TARGET=frames  coverage-guided fuzzing (frames, stream, attach, config, findings); ARGS=-runs=1000000"
@@ -59,6 +60,9 @@ format: venv
 
 test: lint
 	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_LIMITS) $(ARGS)
+
+simulate: venv
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),50))
 
 test-operations: venv
 	CANARYD_TEST_OPERATIONS=1 $(BIN)/python -m pytest -m operations $(PYTEST_LIMITS) $(ARGS)

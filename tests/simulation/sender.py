@@ -99,7 +99,7 @@ class Sender:
         self._page = None
         self._attached = False
         self._session = b""
-        self._retry_at = now + 0.02 * self._rng.random()
+        self._retry_at = now + 0.2 * self._rng.random()
 
     @property
     def connected(self) -> bool:

@@ -145,7 +145,7 @@ class World:
             self.counts["stalls"] += 1
         if features.cuts and rng.random() < 0.1:
             self.sender.drop_session(self.now)
-            self._detach_at = self.now + rng.random() * 0.05
+            self._detach_at = self.now + rng.random() * 0.25
             self.counts["cuts"] += 1
         if features.worker_restarts and rng.random() < 0.08:
             self.daemon.detach()
