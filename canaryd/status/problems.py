@@ -93,7 +93,7 @@ def _damage(findings: Sequence[FindingStatus]) -> Iterator[Problem]:
             "findings",
             f"{others} findings of NaN or Inf stand: overflow or an input can cause them legally.",
             "canaryd findings list; acknowledge what is explained.",
-            "check-nonfinite",
+            "canarydnonfinite",
         )
 
 
