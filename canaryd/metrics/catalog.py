@@ -24,7 +24,6 @@ CHECKS = (
     "copy",
     "input",
 )
-_NOT_YET = "lifetime, landed, nonfinite and copy"
 ENGINE_STATES = ("attaching", "attached", "stalled", "refused", "gone")
 MESSAGE_KINDS = ("attach", "begin", "end", "snapshot", "beat")
 REJECTIONS = ("malformed", "oversized", "unknown_version", "unknown_session", "out_of_order")
@@ -69,6 +68,7 @@ ODDITIES = (
     "row_limit",
     "op_limit",
     "stalled_op",
+    "copy_limit",
     "truncated",
 )
 KERNELS = ("plan", "digest", "write", "compare", "verify")
@@ -130,7 +130,9 @@ FAMILIES: tuple[Family, ...] = (
     # --- findings
     _counter(
         "canaryd_mismatches_total",
-        f"Confirmed corruptions of KV-cache slots. check: {', '.join(CHECKS)}. No version raises {_NOT_YET} yet.",
+        "Confirmed corruptions of KV-cache slots. check: "
+        + ", ".join(CHECKS)
+        + ". Values that are not finite may also come from the model.",
         labels=("check",),
         known=_each(CHECKS),
     ),
@@ -199,6 +201,10 @@ FAMILIES: tuple[Family, ...] = (
         known=_each(STAMP_DROPS),
     ),
     _gauge("canaryd_unguarded_ratio", "Share (0 to 1) of slots with content whose damage would not be seen now."),
+    _gauge(
+        "canaryd_reserved_nonfinite_slots",
+        "Reserved slots (padding) that held NaN or infinity when last scanned: a warning, no corruption.",
+    ),
     _gauge("canaryd_suspects_open", "Suspects that wait for their second read."),
     _gauge("canaryd_rows_open", "Rows (requests) that the engine has open."),
     _gauge("canaryd_ops_open", "Ops that the engine has open; nothing can be judged while one stays open."),

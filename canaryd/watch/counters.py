@@ -109,6 +109,7 @@ class Oddity(StrEnum):
     ROW_LIMIT = "row_limit"
     OP_LIMIT = "op_limit"
     STALLED_OP = "stalled_op"
+    COPY_LIMIT = "copy_limit"
     TRUNCATED = "truncated"
 
 

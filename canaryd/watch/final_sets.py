@@ -211,6 +211,7 @@ class FinalSets:
         self._claimed.clear()
         self._prefixes.clear()
         self.lifetime.forget()
+        self._group.copies.clear()
 
     # --- pages --------------------------------------------------------------------------------------------------------
 
@@ -267,7 +268,8 @@ class FinalSets:
             sources, destinations, known = sources[kept], destinations[kept], known[kept]
         source = np.where(known, sources, 0)
         known &= ~_MAY_BE_OTHERS[ledger.state[source]]
-        self._group.ledger.write(
+        judged = known & self._group.copies.copied(source, destinations, cause.op) & cause.done
+        ledger.write(
             destinations,
             tokens=np.where(known, ledger.token[source], -1),
             positions=np.where(known, ledger.position[source], -1),
@@ -278,6 +280,8 @@ class FinalSets:
             begun_at=cause.begun_at,
             ended_at=cause.now,
         )
+        left = self._group.copies.add(source[judged], destinations[judged], cause.seq)
+        self._counters.oddities[Oddity.COPY_LIMIT] += left
 
     # --- adoption -----------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     the `slot_count` slots; slots out of the group appear as the message named them. `position` is the first slot's
     position in `row`, -1 unknown; `row` is "" where no open row holds it. `op` wrote the first slot last, `op_age`
     seconds before `confirmed`; -1 unknown. Times are the caller's clock. The digests and sums (int64, as stored and
-    as seen) are the first slot's for `content`, else 0.
+    as seen) are the first slot's for `content` and `copy` (stored: its source's), else 0.
     """
 
     check: Check

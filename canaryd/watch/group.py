@@ -8,6 +8,7 @@ from canary_kernels.scheme import Scheme
 
 from canaryd.watch.burst import I64
 from canaryd.watch.chains import Chains
+from canaryd.watch.copies import Copies
 from canaryd.watch.counters import Counters
 from canaryd.watch.ledger import Ledger
 from canaryd.watch.rows import Rows
@@ -37,6 +38,7 @@ class Group:
         self.ring = spec.ring
         self.slot_bytes = slot_bytes
         self.ledger = Ledger(spec.num_pages, spec.page_size, spec.reserved, counters)
+        self.copies = Copies(self.ledger)
         self.rows = Rows(spec.num_pages, spec.page_size, spec.ring)
         self._scheme: Scheme = scheme
         self.chains = Chains(scheme, chain_key)

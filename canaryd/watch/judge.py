@@ -14,10 +14,12 @@ from canaryd.watch.burst import (
     FAIL_TOKEN,
     I64,
     CompareMismatches,
+    CopyMismatches,
     LinkMismatches,
     StampNotes,
 )
 from canaryd.watch.columns import Mask
+from canaryd.watch.copies import Pairs
 from canaryd.watch.counters import Check, Counters, Dismissal, Oddity, Rebless, StampDrop, VerifyMode
 from canaryd.watch.findings import Evidence, FindingLog, Kind
 from canaryd.watch.group import Group
@@ -77,6 +79,8 @@ class Judge:
                 self._compare(group, part.compare, result.compare if result else None, burst, now)
             if part.links is not None:
                 self._links(group, part.links, result.links if result else None, burst, now)
+            if part.copies is not None and result and result.copies:
+                self._copies(group, part.copies, result.copies, burst, now)
 
     def unused(self, burst: LaunchedBurst, drop: StampDrop, dismissal: Dismissal) -> None:
         """The burst's results are not used: stamps are made again, second reads count as dismissed."""
@@ -95,6 +99,8 @@ class Judge:
                 ledger.state[back] = SlotState.SETTLED
                 self._counters.dismissed[dismissal] += batch.size
                 self._suspects.remove(batch)
+            if part.copies is not None:
+                self._groups[part.group].copies.put_back(part.copies)
             if part.links is not None:
                 self._walks[part.group].walk_again(part.links.items)
                 for link_batch, _, _ in part.links.batches:
@@ -394,6 +400,36 @@ class Judge:
             )
         batch.items = items.take(usable & (bits == 0) & (not complete))
         self._suspects.add(batch)
+
+    # --- copies -------------------------------------------------------------------------------------------------------
+
+    def _copies(self, group: Group, pairs: Pairs, seen: CopyMismatches, burst: LaunchedBurst, now: float) -> None:
+        """Stamps that differ, both still final. No second read: neither stamp changes while they stand."""
+        ledger, named = group.ledger, pairs.take(seen.items)
+        usable = group.copies.unchanged(named)
+        for slots in (named.sources, named.destinations):
+            usable &= (ledger.state[slots] == SlotState.SETTLED) & ~ledger.is_covered(slots)
+        index = np.flatnonzero(usable)
+        slots = named.destinations[index]
+        ledger.state[slots] = SlotState.DAMAGED
+        evidence = Evidence(
+            stored_digests=seen.source_digests,
+            seen_digests=seen.digests,
+            stored_sums=seen.source_sums,
+            seen_sums=seen.sums,
+        )
+        self._log.add(
+            group,
+            Check.COPY,
+            slots,
+            rows=np.full(slots.size, -1),
+            positions=ledger.position[slots],
+            now=now,
+            first_seen=now,
+            burst=burst.number,
+            detail="a named copy does not hold its source's content",
+            evidence=evidence.take(index),
+        )
 
     def _dismiss(self, reason: Dismissal, mask: Mask) -> None:
         self._counters.dismissed[reason] += int(np.count_nonzero(mask))

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from canaryd.watch.burst import I64, BurstResult, GroupResult
 from canaryd.watch.columns import Mask
+from canaryd.watch.copies import Pairs
 from canaryd.watch.counters import VerifyMode
 from canaryd.watch.links import LinkItems
 from canaryd.watch.suspects import ContentSuspects, LinkSuspects
@@ -59,6 +60,7 @@ class GroupPart:
     stamps: StampPart | None = None
     compare: ComparePart | None = None
     links: LinkPart | None = None
+    copies: Pairs | None = None
 
 
 @dataclass(kw_only=True)

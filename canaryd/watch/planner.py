@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from canaryd.watch.burst import I64, Burst, CompareWork, GroupWork, StampWork
+from canaryd.watch.burst import I64, Burst, CompareWork, CopyWork, GroupWork, StampWork
 from canaryd.watch.columns import Mask
 from canaryd.watch.counters import Counters, Dismissal, VerifyMode
 from canaryd.watch.group import Group
@@ -20,6 +20,7 @@ from canaryd.watch.runs import make_runs, run_starts, unordered_runs
 from canaryd.watch.suspects import ContentSuspects, LinkSuspects, SuspectList
 
 _RESERVED_PER_BURST = 16
+_COPIES_PER_BURST = 4096
 STAMP_SHARE = 0.75
 """New stamps take at most this share of a burst's bytes, so that the round-robin never stops."""
 
@@ -58,7 +59,7 @@ class Planner:
         launched = []
         for group in self._groups:
             part = parts[group.number]
-            if part.stamps or part.compare or part.links:
+            if part.stamps or part.compare or part.links or part.copies:
                 works.append(self._work(group, part))
                 launched.append(part)
         if not works:
@@ -140,6 +141,7 @@ class Planner:
             part = parts[group.number]
             count = min(stamps_left, max(1, stamp_bytes // group.slot_bytes)) if stamps_left else 0
             slots = group.ledger.take_pending(count) if count else np.zeros(0, dtype=np.int64)
+            part.copies = group.copies.take(_COPIES_PER_BURST)
             part.stamps = self._stamp_part(group, slots)
             if slots.size:
                 stamps_left -= slots.size
@@ -215,6 +217,9 @@ class Planner:
             stamps=self._stamp_work(group, part.stamps) if part.stamps else None,
             compare=CompareWork(runs=unordered_runs(part.compare.slots, group.page_size)) if part.compare else None,
             links=self.walks[group.number].work(part.links.items) if part.links else None,
+            copies=CopyWork(sources=part.copies.sources, destinations=part.copies.destinations)
+            if part.copies
+            else None,
         )
 
     @staticmethod

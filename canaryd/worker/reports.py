@@ -58,6 +58,7 @@ def gauge_series(report: WatchReport, unix: Unix) -> list[Series]:
     series += [
         Series("canaryd_pass_coverage_ratio", (), report.pass_coverage),
         Series("canaryd_unguarded_ratio", (), report.unguarded_ratio),
+        Series("canaryd_reserved_nonfinite_slots", (), report.nonfinite_reserved),
         Series("canaryd_suspects_open", (), report.open_suspects),
         Series("canaryd_rows_open", (), report.open_rows),
         Series("canaryd_ops_open", (), report.open_ops),

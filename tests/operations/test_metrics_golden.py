@@ -64,6 +64,7 @@ def known_state() -> MetricsView:
             ("canaryd_oldest_unverified_timestamp_seconds", ()): HOUR,
             ("canaryd_unguarded_ratio", ()): 0.03125,
             ("canaryd_suspects_open", ()): 1,
+            ("canaryd_reserved_nonfinite_slots", ()): 0,
             ("canaryd_rows_open", ()): 12,
             ("canaryd_ops_open", ()): 1,
             ("canaryd_ops_stalled", ()): 0,

@@ -20,6 +20,8 @@ from canaryd.watch.burst import (
     BurstResult,
     CompareMismatches,
     CompareWork,
+    CopyMismatches,
+    CopyWork,
     GroupResult,
     LinkMismatches,
     LinkWork,
@@ -84,8 +86,32 @@ class FakeBackend:
             if work.compare is not None:
                 compare = yield from self._compare(work.group, work.compare, chunk)
             links = self._links(work.group, work.links) if work.links is not None else None
-            results.append(GroupResult(group=work.group, compare=compare, links=links, stamps=notes))
+            results.append(
+                GroupResult(
+                    group=work.group,
+                    compare=compare,
+                    links=links,
+                    stamps=notes,
+                    copies=self._copies(work.group, work.copies),
+                )
+            )
         return BurstResult(number=burst.number, groups=tuple(results))
+
+    def _copies(self, group: int, work: CopyWork | None) -> CopyMismatches | None:
+        if work is None:
+            return None
+        records = self.records[group]
+        read = [
+            column[slots] for column in (records.digest, records.sum) for slots in (work.sources, work.destinations)
+        ]
+        items = np.flatnonzero((read[0] != read[1]) | (read[2] != read[3]))
+        return CopyMismatches(
+            items=items,
+            source_digests=read[0][items],
+            digests=read[1][items],
+            source_sums=read[2][items],
+            sums=read[3][items],
+        )
 
     def _read(self, group: int, slots: I64, chunk: int) -> Generator[None, None, tuple[I64, I64]]:
         memory = self.memories[group]
