@@ -214,6 +214,9 @@ class Engine:
             for _ in range(rng.randrange(len(op.steps))):
                 op.steps.pop()
             op.late_steps = 0
+            # Its end voids all that it may have touched.
+            for group in self.groups:
+                self.pool.give_up(group, [page for of, page in op.touched if of == group], op.number)
         self.under_way.append(op)
         self.queue.append(op)
         if not self.features.direct_ends:
