@@ -54,6 +54,22 @@ class Fence:
     gone: bool = False
 
 
+@dataclass
+class Recovery:
+    """What became of a damaged block of a shared prefix: seconds from the fault until it had left the prefix cache and
+    until a new request had computed it again, and how many readers were failed."""
+
+    evicted_s: float | None = None
+    recomputed_s: float | None = None
+    failed: int = 0
+
+    def document(self) -> dict[str, Any]:
+        """As it stands in the JSON report; None: it did not happen."""
+        seconds = {"evicted_s": self.evicted_s, "recomputed_s": self.recomputed_s}
+        rounded = {name: None if value is None else round(value, 3) for name, value in seconds.items()}
+        return {**rounded, "failed": self.failed}
+
+
 class Pool:
     """The bytes of the engine's cache tensor."""
 
@@ -120,6 +136,10 @@ class Bench:
         self.owners: list[dict[int, str]] = [{} for _ in self.groups]
         self.inherited: list[set[int]] = [set() for _ in self.groups]
         """Pages that changed from one request to another without being shared."""
+        self.recoveries: list[Recovery] = []
+        """Damaged prefixes of an engine that evicts."""
+        self.requests_evicted: Callable[[], int] = lambda: 0
+        """How many requests an engine that evicts has failed."""
         self.prefer_settled = False
         """Whether `pick_slot` looks for a slot that the daemon guards, instead of any."""
         self._daemon = daemon
@@ -205,6 +225,11 @@ class Bench:
                 if run in self._behind:
                     self._behind.remove(run)
             raise NoTarget("no step of the kind came by") from None
+
+    def behind_each_preparation(self, watch: Callable[[], bool]) -> None:
+        """Run `watch` on the engine's thread behind the preparation of each batch until it returns True."""
+        with self._lock:
+            self._behind.append(watch)
 
     # --- faults that must not outlive their requests ----------------------------------------------------------------
 

@@ -22,11 +22,18 @@ CLASSES: dict[str, frozenset[str]] = {
     "duplicate_page": frozenset({"range"}),
     "reserved_page": frozenset({"range"}),
     "stale_prefix": _LINKS,
+    "shared_prefix": frozenset({"content"}),
     "token_off_by_one": frozenset({"input"}),
     "position_off_by_one": frozenset({"input"}),
 }
 
 
-def classes_for(model: str) -> list[str]:
+EVICTED = "shared_prefix"
+"""The class that shows an engine evicting; it makes sense with no other."""
+
+
+def classes_for(model: str, on_finding: str = "report") -> list[str]:
     """Classes that an engine of this model can suffer: without prefix sharing nothing hits a stale prefix."""
-    return [name for name in CLASSES if model == "llama" or name != "stale_prefix"]
+    if on_finding == "evict":
+        return [EVICTED]
+    return [name for name in CLASSES if name != EVICTED and (model == "llama" or name != "stale_prefix")]

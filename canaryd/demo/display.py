@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -48,6 +49,16 @@ def table_lines(score: Score) -> list[str]:
             lines.append("  ".join("-" * width for width in widths))
     lines += LEGEND.splitlines()
     lines.append(f"false alarms: {len(score.false_alarms)}")
+    return lines
+
+
+def eviction_lines(evictions: Mapping[str, Any]) -> list[str]:
+    """What became of damaged prefixes, one line each, and of the requests."""
+    lines = ["damaged prefix  readers failed  evicted s  recomputed s"]
+    for number, each in enumerate(evictions["prefixes"], 1):
+        seconds = ["-" if each[name] is None else f"{each[name]:.2f}" for name in ("evicted_s", "recomputed_s")]
+        lines.append(f"{number:<14}  {each['failed']:>14}  {seconds[0]:>9}  {seconds[1]:>12}")
+    lines.append(f"requests: {evictions['finished']} finished, {evictions['failed']} failed")
     return lines
 
 

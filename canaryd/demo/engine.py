@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from canaryd.demo.bench import Bench, NoTarget
+from canaryd.demo.bench import Bench, NoTarget, Recovery
 from canaryd.demo.faults import FAULTS, STANDS, Injection
 from canaryd.demo.models import PAGE_SIZE, VOCABULARY, batching_config, build_model, generation_config
 from canaryd.engines.transformers import attach
@@ -28,6 +28,8 @@ ENGINE_NAME = "demo"
 
 REQUESTS = 24
 """Requests at a time."""
+EVICTION_SECONDS = 5.0
+"""How long an engine that evicts may take from a finding to its next step."""
 HEADS = 4
 HEAD_TOKENS = 3 * PAGE_SIZE
 
@@ -42,6 +44,7 @@ class Traffic(threading.Thread):
         self._heads = [self._tokens(HEAD_TOKENS) for _ in range(HEADS)]
         self.stopping = threading.Event()
         self.finished = 0
+        self.failed = 0
 
     def _tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(1, VOCABULARY) for _ in range(count)]
@@ -60,14 +63,17 @@ class Traffic(threading.Thread):
                 )
                 number += 1
             result = self._manager.get_result(timeout=0.02)
-            self.finished += result is not None and result.is_finished()
+            if result is not None and result.is_finished():
+                self.failed += bool(result.error)
+                self.finished += not result.error
 
 
 class Injector:
     """Carries out commands; one thread."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, traffic: Traffic) -> None:
         self._bench = bench
+        self._traffic = traffic
         self._injections: dict[int, Injection] = {}
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -82,6 +88,10 @@ class Injector:
             case "clean":
                 self._clean(number)
                 return {"event": "cleaned", "id": number}
+            case "evictions":
+                prefixes = [each.document() for each in self._bench.recoveries]
+                counts = {"finished": self._traffic.finished, "failed": self._traffic.failed}
+                return {"event": "evictions", "prefixes": prefixes, **counts}
             case "forget":
                 injection = self._injections.pop(number, None)
                 if injection is not None:
@@ -119,9 +129,18 @@ class Injector:
 
     def _clean(self, number: int) -> None:
         injection = self._injections[number]
+        if injection.recovery is not None:
+            self._await_eviction(injection.recovery)
+            return  # the engine has given up the pages, and others may hold them
         if injection.undo is not None:
             injection.undo()
         self._bench.retire(injection.pages, injection.requests)
+
+    @staticmethod
+    def _await_eviction(recovery: Recovery) -> None:
+        deadline = time.monotonic() + EVICTION_SECONDS
+        while recovery.evicted_s is None and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -133,6 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--mode", choices=("sync", "async"), default="sync")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--on-finding", choices=("report", "evict"), default="report")
     parser.add_argument("--step-seconds", type=float, default=0.004)
     options = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -147,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
             use_async_batching=options.mode == "async", seed=options.seed, max_batch_tokens=512
         ),
     )
-    attachment = attach(manager, socket_dir=options.socket_dir, name=ENGINE_NAME)
+    attachment = attach(manager, socket_dir=options.socket_dir, name=ENGINE_NAME, on_finding=options.on_finding)
     manager.start()
     deadline = time.monotonic() + 60
     while manager.batch_processor is None and time.monotonic() < deadline:
@@ -155,10 +175,11 @@ def main(arguments: list[str] | None = None) -> int:
     bench = Bench(
         manager, options.daemon, ENGINE_NAME, random.Random(options.seed + 1), step_seconds=options.step_seconds
     )
+    bench.requests_evicted = lambda: attachment.eviction.requests if attachment.eviction is not None else 0
     traffic = Traffic(manager, options.seed + 2)
     traffic.start()
     print(json.dumps({"event": "serving", "device": str(model.device)}), file=answers)
-    injector = Injector(bench)
+    injector = Injector(bench, traffic)
     try:
         for line in sys.stdin:
             try:

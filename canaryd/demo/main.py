@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Any
 
 from canaryd.demo.classes import classes_for
-from canaryd.demo.conductor import Conductor
+from canaryd.demo.conductor import ANSWER_SECONDS, Conductor
 from canaryd.demo.daemon import DaemonPages, slots_in_file, wait_for_port
-from canaryd.demo.display import LEGEND, Display, table_lines
+from canaryd.demo.display import LEGEND, Display, eviction_lines, table_lines
 from canaryd.demo.processes import Child, ChildFailed
 from canaryd.demo.scoring import Score
 
@@ -31,6 +31,7 @@ VERDICT_SECONDS = 4 * MAX_AGE_IDLE + 2.0
 """Within which a fault on a settled slot must be found: some promised ages, on a busy machine."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 _INTERRUPTED = 130
+_STAGES = ("evicted_s", "recomputed_s")
 _LONGEST_PARENT = 50
 
 
@@ -85,6 +86,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", choices=("llama", "sliding"), default="llama", help="default: %(default)s")
     parser.add_argument("--port", type=int, default=0, help="the daemon's HTTP port (default: any free one)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument(
+        "--on-finding",
+        choices=("report", "evict"),
+        default="report",
+        help="evict: damage shared prefixes only; the engine fails their readers, evicts and recomputes",
+    )
     parser.add_argument("--no-faults", action="store_true", help="inject nothing: there must be no finding")
     parser.add_argument("--keep-serving", action="store_true", help="leave daemon and engine up until Ctrl-C")
     return parser
@@ -96,6 +103,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.mode == "async" and options.device != "cuda":
         parser.error("--mode async needs --device cuda")
+    if options.on_finding == "evict" and options.model != "llama":
+        parser.error("--on-finding evict needs --model llama: the other shares no prefixes")
     if options.duration <= 0:
         parser.error(f"--duration must be above 0, got {options.duration}")
     if not 0 <= options.port <= 65535:
@@ -114,7 +123,8 @@ class Demo:
         self._state_dir = folder / "state"
         self._socket_dir = folder / "sockets"
         self._children: list[Child] = []
-        self._score = Score([] if options.no_faults else classes_for(options.model))
+        self._score = Score([] if options.no_faults else classes_for(options.model, options.on_finding))
+        self._evictions: dict[str, Any] = {}
 
     def run(self) -> int:
         """Start, inject, judge, report; the exit status."""
@@ -139,6 +149,10 @@ class Demo:
             else:
                 conductor.run(options.duration, max(20.0, options.duration / 2))
             conductor.watch(2 * MAX_AGE_IDLE, "looking for false alarms")
+            if options.on_finding == "evict":
+                engine.tell({"command": "evictions"})
+                answer = engine.wait_for("evictions", ANSWER_SECONDS)
+                self._evictions = {name: answer[name] for name in ("prefixes", "finished", "failed")}
         problems = self._problems(pages)
         report = self._report(pages, time.monotonic() - started)
         self._print(report, problems)
@@ -179,6 +193,7 @@ class Demo:
             "canaryd.demo.engine",
             [
                 *("--socket-dir", str(self._socket_dir), "--daemon", pages.url, "--model", options.model),
+                *("--on-finding", options.on_finding),
                 *("--device", options.device, "--mode", options.mode, "--seed", str(options.seed)),
             ],
             _OFFLINE | {"OMP_NUM_THREADS": "1"} | self._caches(),
@@ -218,6 +233,12 @@ class Demo:
                 problems.append(f"{name}: {tally.missed} faults on settled slots were missed")
             if not tally.injected:
                 problems.append(f"{name}: no fault hit a settled slot")
+        for number, each in enumerate(self._evictions.get("prefixes", ()), 1):
+            problems += [f"prefix {number} was not {name[:-2]}" for name in _STAGES if each[name] is None]
+        if self._evictions:
+            of_readers = sum(each["failed"] for each in self._evictions["prefixes"])
+            if self._evictions["failed"] != of_readers:
+                problems.append(f"{self._evictions['failed']} requests failed, of which {of_readers} were readers")
         counted = pages.counters("canaryd_mismatches_total", "check", engine=ENGINE_NAME)
         written = slots_in_file(self._state_dir)
         if counted != written:
@@ -236,6 +257,7 @@ class Demo:
             "false_alarms": len(self._score.false_alarms),
             "classes": {name: tally.document() for name, tally in tallies.items()},
             "findings": self._score.findings,
+            **({"evictions": self._evictions} if self._evictions else {}),
             "engine": f"transformers {engine.get('info', {}).get('version', '')}",
             "model": options.model,
             "mode": options.mode,
@@ -253,6 +275,8 @@ class Demo:
             print(f"no faults were injected; findings: {report['findings']}")
         else:
             print("\n".join(table_lines(self._score)))
+        if self._evictions:
+            print("\n".join(eviction_lines(self._evictions)))
         launches = ", ".join(f"{kernel} {count}" for kernel, count in sorted(report["launches"].items()))
         print(f"{report['engine']} ({report['model']}, {report['mode']}) on {report['device']}, {report['scheme']}")
         print(f"launches: {launches}")

@@ -115,6 +115,9 @@ class Engine:
             case "stats":
                 stats = self.client.stats
                 return {"state": str(stats.state), "attaches": stats.attaches, "rejected": stats.rejected}
+            case "findings":
+                found = self.client.poll_findings()
+                return [[each.id, each.check, each.group, each.slots, each.slot_count, each.row] for each in found]
             case "begin":
                 return self.client.begin()
             case "close":

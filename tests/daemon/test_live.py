@@ -110,6 +110,8 @@ def test_corruption_is_found_and_named(steady: Daemon) -> None:
         assert int(detail["changed_bits"], 16) == 1 << (4 * 8 + 5)
         (record,) = records(steady, "named")
         assert record["id"] == finding["id"]
+        told = wait_for("the engine to hear of it", lambda: engine.ask("findings"))
+        assert told == [[finding["id"], "content", "full", [[slots[3]] * 2], 1, "r1"]]
         assert steady.status()["overall"] == "corrupt"
 
 

@@ -77,6 +77,27 @@ def test_sliding_windows(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_damaged_prefix_is_evicted_and_recomputed_while_others_go_on(folder: Path) -> None:
+    code, report, output = run(folder, "--on-finding", "evict", "--duration", "6", "--seed", "14")
+    check(code, report, output)
+    evictions = report["evictions"]
+    assert len(evictions["prefixes"]) == report["injected"]
+    for prefix in evictions["prefixes"]:
+        assert prefix["failed"] > 0
+        assert 0 < prefix["evicted_s"] < prefix["recomputed_s"]
+    # nobody fails but the readers
+    assert evictions["failed"] == sum(prefix["failed"] for prefix in evictions["prefixes"])
+    assert evictions["finished"] > 0
+    assert "damaged prefix  readers failed  evicted s  recomputed s" in output
+
+
+def test_eviction_needs_shared_prefixes(folder: Path) -> None:
+    code, _, output = run(folder, "--on-finding", "evict", "--model", "sliding")
+    assert code == 2
+    assert "shares no prefixes" in output
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama", "sliding"])
 def test_a_healthy_engine_gives_no_finding(folder: Path, model: str) -> None:
     code, report, output = run(folder, "--no-faults", "--duration", "6", "--model", model)

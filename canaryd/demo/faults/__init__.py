@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from canaryd.demo.faults import contents, inputs, tables
+from canaryd.demo.faults import contents, inputs, prefix, tables
 from canaryd.demo.faults.injection import STANDS, Fault, Injection
 
 __all__ = ["FAULTS", "STANDS", "Fault", "Injection"]
@@ -25,6 +25,7 @@ FAULTS: dict[str, Fault] = {
     "duplicate_page": tables.duplicate_page,
     "reserved_page": tables.reserved_page,
     "stale_prefix": tables.stale_prefix,
+    "shared_prefix": prefix.shared_prefix,
     "token_off_by_one": inputs.token_off_by_one,
     "position_off_by_one": inputs.position_off_by_one,
 }

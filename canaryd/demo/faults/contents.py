@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from canaryd.demo.bench import Bench, NoTarget
 from canaryd.demo.faults.injection import (
     Fault,
@@ -13,11 +15,11 @@ from canaryd.demo.faults.injection import (
 from canaryd.engines.transformers.geometry import Group
 
 
-def bit_flips(count: int) -> Fault:
-    """`count` flipped bits in one slot of one part, often in its first or last byte."""
+def bit_flips(count: int, pick: Callable[[], tuple[Group, int]] | None = None) -> Fault:
+    """`count` flipped bits in one part of a slot, a random one or that of `pick`, often in its first or last byte."""
 
     def fault(bench: Bench) -> Injection:
-        group, slot = bench.pick_slot()
+        group, slot = pick() if pick is not None else bench.pick_slot()
         offset, size = bench.pool.row_span(group, slot, bench.rng.randrange(bench.pool.parts(group)))
 
         def act() -> None:

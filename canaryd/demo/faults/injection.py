@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from canaryd.demo.bench import Bench, Fence, Guard
+from canaryd.demo.bench import Bench, Fence, Guard, Recovery
 from canaryd.engines.transformers.geometry import Group
 
 STANDS = ("settled", "suspect", "damaged")
@@ -36,6 +36,7 @@ class Injection:
     witness: Witnesses = field(default_factory=list)
     undo: Callable[[], None] | None = None
     fence: Fence | None = None
+    recovery: Recovery | None = None
 
 
 Fault = Callable[[Bench], Injection]
