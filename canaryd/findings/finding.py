@@ -13,8 +13,8 @@ _RANKS = re.compile(r"(:(dp|pp|tp|cp)\d+)+$")
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """What the GPU counts of its own memory. None: the GPU does not say.
 
-    `uncorrected` and `corrected` are ECC errors since the driver was loaded; `new_uncorrected` those since the daemon
-    looked first. `xids`: the driver's error numbers since the daemon started, oldest first, bounded.
+    `uncorrected` and `corrected` are ECC errors since the driver was loaded; `new_uncorrected` and `xids` (the driver's
+    error numbers, oldest first, bounded) are of the last ten minutes.
     """
 
     time: float

@@ -53,7 +53,7 @@ def _reported(hardware: Hardware | None) -> str | None:
         if xid in MEMORY_XIDS:
             return f"The GPU reported {MEMORY_XIDS[xid]} (Xid {xid})."
     if hardware.new_uncorrected:
-        return f"The GPU counted {hardware.new_uncorrected} uncorrectable ECC errors meanwhile."
+        return f"The GPU counted {hardware.new_uncorrected} uncorrectable ECC errors lately."
     if hardware.remap_failed or hardware.remap_pending:
         return f"A remapping of the GPU's memory rows {'failed' if hardware.remap_failed else 'is pending'}."
     return None

@@ -16,11 +16,14 @@ log = event_logger(__name__)
 
 _EVENT_WAIT_MS = 500
 _MAX_XIDS = 16
+_POLL_SECONDS = 60.0
+WINDOW_SECONDS = 600.0
+"""An error that is older says nothing of a finding made now."""
 _MAX_QUEUED = 256
 
 
 class GpuCounters:
-    """A thread that counts Xid errors from its start on and reads ECC and row-remap counters when asked.
+    """A thread that notes Xid errors from its start on, and reads ECC and row-remap counters when asked.
 
     Args:
         gpus: UUIDs.
@@ -32,8 +35,8 @@ class GpuCounters:
         self._library = library
         self._wanted: queue.Queue[tuple[str, float]] = queue.Queue(_MAX_QUEUED)
         self._read: queue.Queue[tuple[str, float, Hardware]] = queue.Queue(_MAX_QUEUED)
-        self._xids: dict[str, list[int]] = defaultdict(list)
-        self._first: dict[str, int] = {}
+        self._xids: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        self._uncorrected: dict[str, list[tuple[float, int]]] = defaultdict(list)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu-counters", daemon=True)
 
@@ -86,9 +89,12 @@ class GpuCounters:
         except nvml.NVMLError as error:
             log.info("Xid errors are not announced here", error=str(error))
             events = None
-        for uuid, device in devices.items():
-            self._snapshot(uuid, device)
+        poll_at = 0.0
         while not self._stopping.is_set():
+            if time.monotonic() >= poll_at:
+                poll_at = time.monotonic() + _POLL_SECONDS
+                for uuid, device in devices.items():
+                    self._snapshot(uuid, device)
             if events is not None:
                 self._wait_for_xid(events, devices)
             try:
@@ -108,7 +114,7 @@ class GpuCounters:
         xid, board = int(event.eventData), nvml.nvmlDeviceGetUUID(event.device)
         for uuid, device in devices.items():
             if nvml.nvmlDeviceGetUUID(device) == board:
-                self._xids[uuid] = [*self._xids[uuid], xid][-_MAX_XIDS:]
+                self._xids[uuid] = [*self._xids[uuid], (time.time(), xid)][-_MAX_XIDS:]
                 log.error("the GPU reported an Xid error", device=uuid, xid=xid)
 
     def _snapshot(self, uuid: str, device: Any) -> Hardware:
@@ -124,18 +130,26 @@ class GpuCounters:
         volatile = nvml.NVML_VOLATILE_ECC
         uncorrected = ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile)
         remapped = ask("nvmlDeviceGetRemappedRows")
-        first = self._first.setdefault(uuid, uncorrected) if uncorrected is not None else None
+        now = time.time()
         return Hardware(
-            time=time.time(),
+            time=now,
             ecc=None if ecc is None else bool(ecc[0]),
             corrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
             uncorrected=uncorrected,
-            new_uncorrected=None if uncorrected is None or first is None else uncorrected - first,
+            new_uncorrected=None if uncorrected is None else self._new(uuid, now, uncorrected),
             remapped_rows=None if remapped is None else int(remapped[0] + remapped[1]),
             remap_pending=None if remapped is None else bool(remapped[2]),
             remap_failed=None if remapped is None else bool(remapped[3]),
-            xids=tuple(self._xids[uuid]),
+            xids=tuple(xid for moment, xid in self._xids[uuid] if now - moment <= WINDOW_SECONDS),
         )
+
+    def _new(self, uuid: str, now: float, uncorrected: int) -> int:
+        """How many of the errors came within the window, or since the first look."""
+        history = self._uncorrected[uuid]
+        history.append((now, uncorrected))
+        while len(history) > 1 and now - history[1][0] > WINDOW_SECONDS:
+            del history[0]  # the last look before the window stays: it is what to compare with
+        return uncorrected - history[0][1]
 
 
 def _board(nvml: Any, uuid: str) -> Any:

@@ -64,6 +64,22 @@ def test_a_dead_daemon_s_findings_are_listed_shown_and_acknowledged(
     assert capsys.readouterr().out == "no finding is open\n"
 
 
+def test_watch_repeats_until_it_is_interrupted(
+    state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    naps = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("canaryd.commands.status.time.sleep", sleep)
+    assert main(["watch", "-n", "0.5"]) == 3
+    assert naps == [0.5] * 3
+    assert capsys.readouterr().err.count("no daemon runs here") == 3
+
+
 def test_what_is_not_open_cannot_be_acknowledged(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (one,) = opened(state, DETAIL)
     assert main(["findings", "ack", one.id, "nonsense"]) == 1

@@ -113,6 +113,19 @@ def test_counters_are_read_beside_the_loop_and_unknown_stays_unknown() -> None:
         counters.stop()
 
 
+def test_old_errors_say_nothing_of_a_new_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml, now = FakeNvml(), [1000.0]
+    counters = GpuCounters(["GPU-1"], nvml)
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    counters._xids["GPU-1"] = [(1000.0, 94)]
+    seen = []
+    for moment, errors in ((1000.0, 5), (1100.0, 7), (1700.0, 7), (1701.0, 7), (3000.0, 8)):
+        now[0], nvml.errors = moment, errors
+        hardware = counters._snapshot("GPU-1", "GPU-1")
+        seen.append((hardware.new_uncorrected, hardware.xids))
+    assert seen == [(0, (94,)), (2, (94,)), (2, ()), (0, ()), (1, ())]
+
+
 def test_no_gpu_starts_nothing() -> None:
     counters = GpuCounters([])
     counters.start()
