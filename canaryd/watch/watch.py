@@ -361,6 +361,11 @@ class Watch:
             applied_seq=self._applied,
         )
 
+    @property
+    def groups(self) -> Sequence[Group]:
+        """State of each group, to be read only."""
+        return tuple(self._groups)
+
     def explain(self, group: int, slot: int, now: float) -> SlotReport:
         """What is known of one slot. Raises ValueError for a slot that does not exist."""
         del now

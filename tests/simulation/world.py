@@ -158,7 +158,7 @@ class World:
         attachment = self.daemon.attachment
         if attachment is None or attachment.watch.report(self.now).in_gap:
             return np.zeros(0, dtype=np.int64)
-        ledger = attachment.watch._groups[group].ledger
+        ledger = attachment.watch.groups[group].ledger
         slots = np.flatnonzero(ledger.state == SlotState.SETTLED)
         slots = slots[~ledger.is_covered(slots)]
         last = self.pool.last_op[self.pool.cells(group, slots)]
