@@ -11,7 +11,7 @@ import triton.language as tl
 from canary_kernels.device.fold import DeviceFold
 from canary_kernels.device.mixing import mix
 from canary_kernels.device.nonfinite import NOT_SCANNED, SCANS, scan_found, scan_start, scan_step
-from canary_kernels.device.regions import TILE, Part, parts_of, programs_on
+from canary_kernels.device.regions import Part, parts_of, programs_on
 from canary_kernels.device.sizes import bounded_size
 from canary_kernels.layout import GroupLayout
 from canary_kernels.reference.digest import keys
@@ -60,6 +60,16 @@ def join_halves(low, high):
     return (low.to(tl.int64) & 0xFFFFFFFF) | (high.to(tl.int64) << 32)
 
 
+@triton.jit
+def sum_pairs(x, RUN: tl.constexpr):
+    """Sums of RUN (1 or 2) neighbouring lanes of x [rows, lanes]: fewer registers, and a three-way addition is one
+    instruction."""
+    if RUN == 2:
+        return tl.sum(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]), axis=2)
+    else:
+        return x
+
+
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=["slots", "digests", "sums", "nonfinite"])
 def digest_kernel(
     slots,
@@ -99,6 +109,7 @@ def digest_kernel(
     Reads every byte of count * regions slots once, and writes 16 bytes per row of a tile and program: the floor is the
     read.
     """
+    run: tl.constexpr = 2 if UNIT == 16 else 1
     n = bounded_size(count, capacity)
     words = length if UNIT != 4 else (length + 1) // 2
     rows_per_slot = 1 if WHOLE else (words + LANES - 1) // LANES
@@ -113,7 +124,7 @@ def digest_kernel(
     last = tl.minimum(first + share, regions)
     if WHOLE:
         item = tile * ROWS + tl.arange(0, ROWS)
-        word = tl.arange(0, LANES)[None, :]
+        word = tl.arange(0, LANES)[None, :] + tl.zeros([ROWS, 1], dtype=tl.int32)
     else:
         first_item = tile * ROWS // rows_per_slot
         number = (tile * ROWS - first_item * rows_per_slot).to(tl.int32) + tl.arange(0, ROWS)
@@ -121,23 +132,24 @@ def digest_kernel(
         item = first_item + skipped
         word = (number - skipped * rows_per_slot)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     exists = word < words
-    word = tl.where(exists, word, word & 1 if UNIT == 16 else 0)
+    word = tl.where(exists, word, word & (run - 1))
+    word = tl.max_contiguous(tl.multiple_of(word, [1, run]), [1, run])
     slot = tl.load(slots + item, mask=item < n, other=-1)
     valid = (slot >= 0) & (slot < num_slots)
     slot = tl.where(valid, slot, 0)
     page = slot // page_size
     row = (page * page_stride + (slot - page * page_size) * slot_stride)[:, None]
     word_key = tl.load(word_keys + word)
-    digest = tl.zeros([ROWS, LANES], dtype=tl.int64)
-    total = tl.zeros([ROWS, LANES], dtype=tl.int64)
-    state = scan_start(total, SCAN)
+    digest = tl.zeros([ROWS, LANES // run], dtype=tl.int64)
+    total = tl.zeros([ROWS, LANES // run], dtype=tl.int64)
+    state = scan_start(word_key, SCAN)
     if UNIT == 4:
         has_high = word * 2 + 1 < length
         high_at = lane_offsets(row, tl.where(has_high, word * 2 + 1, 0), piece_stride, piece_length, PIECES, 1)
         low_at = lane_offsets(row, word * 2, piece_stride, piece_length, PIECES, 1)
         high_mask = tl.where(has_high, -1, 0)
     else:
-        at = lane_offsets(row, word, piece_stride, piece_length, PIECES, UNIT // 8)
+        at = lane_offsets(row, word, piece_stride, piece_length, PIECES, run)
     for region in tl.range(first, last, num_stages=STAGES):
         address = tl.load(table + 2 * region)
         region_key = tl.load(table + 2 * region + 1)
@@ -148,11 +160,12 @@ def digest_kernel(
             value = tl.load(address.to(tl.pointer_type(tl.int64)) + at)
         else:
             value = tl.load(tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16) + at)
-        digest += mix(value ^ word_key ^ region_key)
-        total += value
+        digest += sum_pairs(mix(value ^ word_key ^ region_key), run)
+        total += sum_pairs(value, run)
         state = scan_step(state, value, SCAN)
-    tl.atomic_add(digests + item, tl.sum(tl.where(exists, digest, 0), axis=1), mask=valid, sem="relaxed")
-    tl.atomic_add(sums + item, tl.sum(tl.where(exists, total, 0), axis=1), mask=valid, sem="relaxed")
+    summed = sum_pairs(exists.to(tl.int32), run) > 0  # both of a pair exist, or neither
+    tl.atomic_add(digests + item, tl.sum(tl.where(summed, digest, 0), axis=1), mask=valid, sem="relaxed")
+    tl.atomic_add(sums + item, tl.sum(tl.where(summed, total, 0), axis=1), mask=valid, sem="relaxed")
     if SCAN != NOT_SCANNED:
         found = tl.max((scan_found(state, SCAN) & exists).to(tl.int32), axis=1)
         tl.store(nonfinite + item, found.to(tl.uint8), mask=valid & (found > 0))
@@ -316,7 +329,7 @@ class DeviceDigest:
                 PIECES=part.in_pieces,
                 WHOLE=part.rows_per_slot == 1,
                 SCAN=scan,
-                ROWS=TILE // part.lanes,
+                ROWS=part.rows,
                 LANES=part.lanes,
                 STAGES=_STAGES,
                 num_warps=_WARPS,
@@ -332,7 +345,7 @@ class DeviceDigest:
                     *sizes,
                     len(self.layout.regions),
                     UNIT=part.unit,
-                    ROWS=TILE // part.lanes,
+                    ROWS=part.rows,
                     LANES=part.lanes,
                     num_warps=_WARPS,
                 )

@@ -11,8 +11,8 @@ from canary_kernels.layout import GroupLayout, Region
 from canary_kernels.nonfinite import NONFINITE_RULES
 from canary_kernels.reference.digest import keys
 
-TILE = 1024
-"""Words of one tile."""
+_TILE = 1024
+"""Words of one tile: eight per thread at four warps, or four if each takes two loads, whose addresses fill registers."""
 _MOST_LANES = 256
 _HOST_PROGRAMS = 3
 """Programs under the interpreter: more than one, so that tests see the split of the work."""
@@ -28,7 +28,7 @@ class Part:
         unit: alignment of every word in bytes: 16 (two words per load), 8, or 4 (two loads per word).
         page_stride, slot_stride, piece_stride, piece_length, length: in loads, of 4 bytes if `unit` is 4, else of 8.
         dtype: the key of `NONFINITE_RULES` by which a scan reads these regions, or None.
-        lanes: consecutive words of a slot that make one row of a tile; the tile has TILE // lanes rows.
+        lanes: consecutive words of a slot that make one row of a tile.
     """
 
     numbers: torch.Tensor
@@ -48,6 +48,11 @@ class Part:
         return self.numbers.numel()
 
     @property
+    def rows(self) -> int:
+        """Rows of one tile."""
+        return _TILE // self.lanes if self.unit != 4 else _TILE // self.lanes // 2
+
+    @property
     def rows_per_slot(self) -> int:
         """Rows of a tile that hold one slot."""
         words = self.length if self.unit != 4 else (self.length + 1) // 2
@@ -57,7 +62,7 @@ class Part:
         """Size of a grid of one program per tile and share of the regions, enough for any number of slots up to
         `capacity`: the regions are shared out until there are `wave` programs, and rounding adds at most one per tile.
         """
-        tiles: int = triton.cdiv(capacity * self.rows_per_slot, TILE // self.lanes)
+        tiles: int = triton.cdiv(capacity * self.rows_per_slot, self.rows)
         return min(tiles * self.regions, tiles + wave)
 
     @property
