@@ -47,6 +47,7 @@ class Pool:
         self.words[:] = self._random(cells)
         self.last_op: I64 = np.zeros(cells, dtype=np.int64)
         self.on_write: Callable[[I64, int], None] = lambda cells, op: None
+        self.on_copy: Callable[[I64, I64, int], None] = lambda sources, destinations, op: None
         self.on_give_up: Callable[[I64], None] = lambda cells: None
 
     def close(self) -> None:
@@ -107,9 +108,10 @@ class Pool:
 
     def copy(self, group: int, sources: I64, destinations: I64, op: int) -> None:
         """Copies slots."""
-        cells = self.cells(group, destinations)
-        self.words[cells] = self.words[self.cells(group, sources)]
+        cells, origin = self.cells(group, destinations), self.cells(group, sources)
+        self.words[cells] = self.words[origin]
         self._wrote(cells, op)
+        self.on_copy(origin, cells, op)
 
     def _wrote(self, cells: I64, op: int) -> None:
         self.last_op[cells] = op

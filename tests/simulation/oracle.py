@@ -47,9 +47,11 @@ class Oracle:
         self._rng = rng
         self.expected: dict[int, Expected] = {}
         self._allowed = np.zeros(pool.words.shape[0], dtype=np.bool_)
+        self._inherited: I64 = np.zeros(pool.words.shape[0], dtype=np.int64)
         self._clear_at: dict[int, list[I64]] = {}
         self._any = False
         pool.on_write = self._legal_write
+        pool.on_copy = self._copied
         pool.on_give_up = self._given_up
 
     # --- faults -------------------------------------------------------------------------------------------------------
@@ -117,6 +119,13 @@ class Oracle:
             for cell in touched.tolist():
                 self._excuse(cell, "overwritten")
 
+    def _copied(self, sources: I64, destinations: I64, op: int) -> None:
+        """A copy of damaged bytes is damaged too, since op `op`."""
+        if self._any:
+            inherits = destinations[self._allowed[sources]]
+            self._allowed[inherits] = True
+            self._inherited[inherits] = op
+
     def _given_up(self, cells: I64) -> None:
         if self.expected:
             for cell in cells[self._allowed[cells]].tolist():
@@ -134,7 +143,8 @@ class Oracle:
     def applied(self, op: int) -> None:
         """The end of `op` has been applied: nothing of what it overwrote may be reported any more."""
         for cells in self._clear_at.pop(op, ()):
-            self._allowed[cells[self.pool.last_op[cells] == op]] = False
+            over = (self.pool.last_op[cells] == op) & (self._inherited[cells] != op)
+            self._allowed[cells[over]] = False
 
     # --- findings -----------------------------------------------------------------------------------------------------
 
