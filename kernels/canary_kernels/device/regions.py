@@ -12,7 +12,8 @@ from canary_kernels.nonfinite import NONFINITE_RULES
 from canary_kernels.reference.digest import keys
 
 _TILE = 1024
-"""Words of one tile: eight per thread at four warps, or four if each takes two loads, whose addresses fill registers."""
+"""Words of one tile: eight per thread at four warps; half of it where each takes two loads, whose addresses fill
+registers."""
 _MOST_LANES = 256
 _HOST_PROGRAMS = 3
 """Programs under the interpreter: more than one, so that tests see the split of the work."""
