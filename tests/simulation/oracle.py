@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from canaryd.watch.columns import Mask
+from canaryd.watch.counters import Check
 from canaryd.watch.findings import Finding
 from tests.simulation.features import WORDS
 from tests.simulation.memory import I64, Pool
@@ -47,6 +49,8 @@ class Oracle:
         self._rng = rng
         self.expected: dict[int, Expected] = {}
         self._allowed = np.zeros(pool.words.shape[0], dtype=np.bool_)
+        self._ever = self._allowed.copy()
+        self._origin: I64 = np.full(pool.words.shape[0], -1, dtype=np.int64)
         self._inherited: I64 = np.zeros(pool.words.shape[0], dtype=np.int64)
         self._clear_at: dict[int, list[I64]] = {}
         self._any = False
@@ -67,7 +71,7 @@ class Oracle:
             return
         self._any = True
         cells = self.pool.cells(group, changed)
-        self._allowed[cells] = True
+        self._allowed[cells] = self._ever[cells] = True
         self.tally.injected[fault_class] += 1
         must = self.pool.cells(group, np.intersect1d(changed, settled))
         if must.size:
@@ -121,6 +125,7 @@ class Oracle:
 
     def _copied(self, sources: I64, destinations: I64, op: int) -> None:
         """A copy of damaged bytes is damaged too, since op `op`."""
+        self._origin[destinations] = sources
         if self._any:
             inherits = destinations[self._allowed[sources]]
             self._allowed[inherits] = True
@@ -154,7 +159,7 @@ class Oracle:
             group = names.index(finding.group)
             for first, last in finding.slots:
                 cells = self.pool.cells(group, np.arange(first, last + 1))
-                if not self._allowed[cells].all():
+                if not self._may_be_named(finding.check, cells).all():
                     self.problems.append(
                         f"false alarm: {finding.check} {finding.group} {first}-{last} {finding.detail}"
                     )
@@ -164,6 +169,13 @@ class Oracle:
                         self.tally.found[expected.fault_class] += 1
                         self.tally.shared_found += expected.shared
                         self.tally.max_age = max(self.tally.max_age, now - expected.injected_at)
+
+    def _may_be_named(self, check: Check, cells: I64) -> Mask:
+        if check is not Check.COPY:
+            return self._allowed[cells]
+        # A copy differs from its source if either was damaged.
+        origin = self._origin[cells]
+        return self._allowed[cells] | ((origin >= 0) & self._ever[np.maximum(origin, 0)])
 
     def missed(self) -> int:
         """Faults that must have been found by now."""
