@@ -268,7 +268,7 @@ class Supervisor:
         touched = self.findings.record_opened(
             (record.label, record.device, check, process, detail) for check, detail in message.findings
         )
-        for finding in touched:
+        for finding in {each.id: each for each in touched}.values():  # a storm that was joined is one line
             self._follow_up.found(finding)
             log.error(
                 "corruption found",
