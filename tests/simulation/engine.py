@@ -282,7 +282,7 @@ class Engine:
                 self._remaps.append((request, start, pages, least))
             elif request.name in self.told.rows:
                 final.remap(request.name, FULL, start, pages)
-                self.told.rows[request.name].pages[FULL][start:] = list(pages)
+                self.told.moved(request.name, start, pages)
         self._tell_content(final, op)
         freed = [entry for entry in self._freeing if entry[2] <= op.number]
         self._freeing = [entry for entry in self._freeing if entry[2] > op.number]

@@ -181,6 +181,13 @@ class Told:
         """A row opened."""
         self.rows[request.name] = ToldRow(request, [list(of) for of in pages], length)
 
+    def moved(self, name: str, start: int, pages: list[int]) -> None:
+        """A row's pages were replaced from index `start` on; those before it may be told of later in the same end."""
+        row = self.rows[name]
+        known = row.pages[FULL]
+        known.extend(row.request.pages[FULL][len(known) : start])
+        known[start:] = pages
+
     def pages(self, name: str) -> list[int]:
         """All pages that a row holds."""
         row = self.rows.get(name)
