@@ -17,7 +17,7 @@ import torch
 from canary_kernels.launches import Backend, resolve_backend
 from canary_kernels.layout import GroupLayout
 from canary_kernels.locate import WordChange, locate_word_change
-from canary_kernels.records import DIGEST, SUM, SlotRecord, allocate_records
+from canary_kernels.records import DIGEST, FLAGS, STAMPED, SUM, SlotRecord, allocate_records
 from canary_kernels.scheme import Scheme
 
 from canaryd.backend.results import Results
@@ -121,6 +121,17 @@ class PoolBackend(ABC):
             return None
         with device_errors():
             return locate_word_change(self._layouts[group], slot, stored_digest=stored_digest, stored_sum=stored_sum)
+
+    def stamped_with(self, group: int, digest: int, total: int) -> list[int]:
+        """At most two slots whose stamp has this digest and sum; looks at all records of the group.
+
+        Raises:
+            BackendError: the device failed.
+        """
+        records = self._records[group]
+        with device_errors():
+            same = (records[:, DIGEST] == digest) & (records[:, SUM] == total) & ((records[:, FLAGS] & STAMPED) != 0)
+            return [int(slot) for slot in same.nonzero()[:2, 0].tolist()]
 
     def _check_copies(self, burst: Burst, results: Results) -> None:
         """Compares the stamps of copies, after the burst's other work; by plain operations, since copies are few."""

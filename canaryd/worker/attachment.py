@@ -16,7 +16,7 @@ from canaryd.pool.mapping import map_memories
 from canaryd.pool.regions import build_layouts, described_ratio
 from canaryd.watch.burst import Burst
 from canaryd.watch.counters import Check
-from canaryd.watch.findings import Finding
+from canaryd.watch.findings import Finding, Kind
 from canaryd.watch.policy import Policy
 from canaryd.watch.watch import Watch
 from canaryd.wire.announce import AnnouncePage
@@ -216,23 +216,35 @@ class Attachment:
         ]
 
     def _location(self, number: int, finding: Finding) -> dict[str, Any]:
-        """The changed word of a content finding, where one word explains the difference. No values: a finding holds no
-        content of the cache."""
-        if finding.check is not Check.CONTENT or number >= _LOCATED_PER_BURST or self._running is not None:
+        """The changed word of a content finding, where one word explains the difference, else whose content it is. No
+        values: a finding holds no content of the cache."""
+        located = finding.check in {Check.CONTENT, Check.COPY}
+        if not located or number >= _LOCATED_PER_BURST or self._running is not None:
             return {}
         group = self._groups[finding.group]
         slot = finding.slots[0][0]
         change = self._backend.locate(group, slot, stored_digest=finding.stored_digest, stored_sum=finding.stored_sum)
         if change is None:
-            return {}
+            return self._origin(group, finding)
         bits = change.changed_bits
         return {
-            "classification": "bit_flip" if bits.bit_count() <= _MAX_FLIPPED_BITS else "word",
+            "classification": (Kind.BIT_FLIP if bits.bit_count() <= _MAX_FLIPPED_BITS else Kind.WORD).value,
             "region": self._attach.groups[group].regions[change.region].name,
             "byte_offset": change.byte_offset,
             "changed_bits": f"{bits:#018x}",
             "changed_bit_count": bits.bit_count(),
         }
+
+    def _origin(self, group: int, finding: Finding) -> dict[str, Any]:
+        """Content that was stamped before: for another slot, or for this one."""
+        if finding.classification == Kind.ZEROED:
+            return {}
+        slot = finding.slots[0][0]
+        if self._backend.slot_record(group, slot).prev_digest == finding.seen_digest:
+            return {"classification": Kind.STALE.value}
+        others = self._backend.stamped_with(group, finding.seen_digest, finding.seen_sum)
+        others = [other for other in others if other != slot]
+        return {"classification": Kind.MISDIRECTED.value, "content_of_slot": others[0]} if others else {}
 
     def explain(self, group: str, slot: int, now: float) -> Any:
         """What the core knows of one slot. Raises ValueError naming what does not exist."""

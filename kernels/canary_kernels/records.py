@@ -2,7 +2,7 @@
 
 The first 24 bytes are all that a link check needs, so that it reads one 32-byte sector per record: a position below 0
 says that no stamp wrote the record (a stamp skips negative positions), a token below 0 that the stamp did not know it.
-`flags` says the same in the second sector.
+`flags` says the same in the second sector, whose last word is the digest of the stamp before this one, 0 for the first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from canary_kernels.constants import RECORD_BYTES
 
 FIELDS = RECORD_BYTES // 8
-TOKEN, POSITION, PREV_HASH, DIGEST, SUM, GENERATION, FLAGS, SPARE = range(FIELDS)
+TOKEN, POSITION, PREV_HASH, DIGEST, SUM, GENERATION, FLAGS, PREV_DIGEST = range(FIELDS)
 
 LINK_FIELDS = PREV_HASH + 1
 """The leading fields by which links are judged."""
@@ -41,7 +41,7 @@ class SlotRecord:
     sum: int
     generation: int
     flags: int
-    spare: int
+    prev_digest: int
 
     @property
     def stamped(self) -> bool:

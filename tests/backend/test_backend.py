@@ -66,7 +66,7 @@ def test_records_hold_what_was_stamped(scheme, place, sizes, seed):
     ):
         record = pool.backend.slot_record(0, slot)
         assert (record.token, record.position, record.prev_hash) == (token, position, before)
-        assert (record.generation, record.flags, record.spare) == (generation, STAMPED, 0)
+        assert (record.generation, record.flags, record.prev_digest) == (generation, STAMPED, 0)
         assert record.stamped
     assert not pool.backend.slot_record(0, 0).stamped
 

@@ -149,6 +149,43 @@ def test_a_fault_is_found_and_located(bench: Bench) -> None:
     attachment.close()
 
 
+def overwritten(bench: Bench, slot: int, content: bytes) -> dict[str, Any]:
+    """The one finding after the bytes from `slot` on were overwritten, behind the engine's back."""
+    assert bench.attachment is not None
+    os.pwrite(bench.pool, content, slot * SLOT_BYTES)
+    found: list[tuple[str, dict[str, Any]]] = []
+    for _ in range(30):
+        bench.turn()
+        found += bench.attachment.take_findings(lambda moment: moment)
+    ((check, detail),) = found
+    assert (check, detail["slots"][0][0]) == ("content", slot)
+    return detail
+
+
+def test_the_class_says_whose_content_it_is(bench: Bench) -> None:
+    bench.open()
+    bench.write(3 * PAGE_SIZE)
+    for _ in range(3):
+        bench.turn()
+    old = os.pread(bench.pool, SLOT_BYTES, SLOT_BYTES)
+    bench.say(Begin(op=2))
+    os.pwrite(bench.pool, os.urandom(SLOT_BYTES), SLOT_BYTES)
+    final = Final()
+    final.write(0, ["row"], [1], [1], [1], [1])
+    bench.say(end_message(2, "done", final.facts))
+    for _ in range(3):
+        bench.turn()
+    assert overwritten(bench, 1, old)["classification"] == "stale"
+    other = os.pread(bench.pool, SLOT_BYTES, 0)
+    detail = overwritten(bench, 2, other)
+    assert (detail["classification"], detail["content_of_slot"]) == ("misdirected", 0)
+    assert overwritten(bench, 0, os.urandom(SLOT_BYTES))["classification"] == "row"
+    assert overwritten(bench, PAGE_SIZE, os.urandom(PAGE_SIZE * SLOT_BYTES))["classification"] == "page"
+    assert overwritten(bench, 2 * PAGE_SIZE, bytes(SLOT_BYTES))["classification"] == "zeroed"
+    assert bench.attachment is not None
+    bench.attachment.close()
+
+
 def test_the_page_is_read_after_the_work_is_done(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     attachment = bench.open()
     bench.write(7)

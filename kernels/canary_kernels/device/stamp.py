@@ -161,11 +161,12 @@ def stamp_kernel(
             tl.store(record + PREV_HASH, (factors * state + terms - term) * INVERSE, mask=live)
         tl.store(record, token, mask=live)
         tl.store(record + 1, position, mask=live)
+        before = tl.load(record + 3, mask=live, other=0)
         tl.store(record + 3, digest, mask=live)
         tl.store(record + 4, total, mask=live)
         tl.store(record + 5, generation, mask=live)
         tl.store(record + 6, tl.where(token < 0, STAMPED | CHAIN_UNKNOWN, STAMPED).to(tl.int64), mask=live)
-        tl.store(record + 7, tl.zeros((BLOCK,), tl.int64), mask=live)
+        tl.store(record + 7, before, mask=live)
         at += tl.num_programs(0).to(tl.int64) * BLOCK
 
 

@@ -34,5 +34,6 @@ def stamp(
     rows[:, fields.SUM] = sums
     rows[:, fields.GENERATION] = generations
     rows[:, fields.FLAGS] = torch.where(tokens < 0, fields.STAMPED | fields.CHAIN_UNKNOWN, fields.STAMPED)
-    rows[:, fields.SPARE] = 0
-    records[slots[valid]] = rows[valid]
+    rows = rows[valid]
+    rows[:, fields.PREV_DIGEST] = records[slots[valid], fields.DIGEST]
+    records[slots[valid]] = rows
