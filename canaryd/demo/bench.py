@@ -75,6 +75,7 @@ class Pool:
 
     def __init__(self, cache: Any, groups: list[Group]) -> None:
         self._bytes: torch.Tensor = cache.cache_tensor
+        self.dtype: torch.dtype = groups[0].allocator.cache_dtype
         self.groups = groups
 
     def read(self, offset: int, size: int) -> bytearray:

@@ -9,10 +9,26 @@ from canaryd.demo.faults.injection import (
     Fault,
     Injection,
     bytes_fault,
+    is_tame,
     noise,
     page_slots,
 )
 from canaryd.engines.transformers.geometry import Group
+
+_DRAWS = 32
+
+
+def _flipped(bench: Bench, data: bytearray, count: int) -> bytearray:
+    size = len(data)
+    if bench.rng.random() < 0.5:
+        # the ends of a slot are where a copy or a mask goes wrong by one
+        bits = [bench.rng.choice((0, size - 1)) * 8 + bit for bit in bench.rng.sample(range(8), count)]
+    else:
+        bits = bench.rng.sample(range(8 * size), count)
+    flipped = bytearray(data)
+    for bit in bits:
+        flipped[bit // 8] ^= 1 << bit % 8
+    return flipped
 
 
 def bit_flips(count: int, pick: Callable[[], tuple[Group, int]] | None = None) -> Fault:
@@ -24,16 +40,11 @@ def bit_flips(count: int, pick: Callable[[], tuple[Group, int]] | None = None) -
 
         def act() -> None:
             data = bench.pool.read(offset, size)
-            # the ends of a slot are where a copy or a mask goes wrong by one
-            ends = bench.rng.random() < 0.5
-            bits = (
-                [bench.rng.choice((0, size - 1)) * 8 + bit for bit in bench.rng.sample(range(8), count)]
-                if ends
-                else bench.rng.sample(range(8 * size), count)
+            drawn = (_flipped(bench, data, count) for _ in range(_DRAWS))
+            # flips of the exponent are drawn again where the number would spread as NaN
+            bench.pool.write(
+                offset, next((each for each in drawn if is_tame(bench, each)), _flipped(bench, data, count))
             )
-            for bit in bits:
-                data[bit // 8] ^= 1 << bit % 8
-            bench.pool.write(offset, data)
 
         return bytes_fault(bench, group, [slot], act)
 

@@ -10,11 +10,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
 from canaryd.demo.bench import Bench, Fence, Guard, Recovery
 from canaryd.engines.transformers.geometry import Group
 
 STANDS = ("settled", "suspect", "damaged")
 """States of a slot whose stamp was final when it was hit."""
+LARGEST = 1000.0
+"""Greatest magnitude of a number in injected bytes; attention over it stays finite in every dtype."""
 LEFT_TO_RUN = 60
 """Tokens that a request must still have to come, for faults that live as long as it does."""
 
@@ -71,9 +75,27 @@ def bytes_fault(bench: Bench, group: Group, slots: list[int], act: Callable[[], 
     )
 
 
-def noise(bench: Bench, old: bytearray) -> bytes:
-    """Bytes that differ from `old` in every place."""
-    return bytes(byte ^ bench.rng.randrange(1, 256) for byte in old)
+def noise(bench: Bench, old: bytearray) -> bytearray:
+    """Bytes that differ from `old` in nearly every place, as numbers no larger than `LARGEST`.
+
+    What is not finite would spread: the engine writes NaN wherever such a token is read, for good in cached prefixes,
+    and each of those slots is a finding of its own.
+    """
+    fresh = bytearray(byte ^ bench.rng.randrange(1, 256) for byte in old)
+    size = bench.pool.dtype.itemsize
+    for element in torch.nonzero(_wild(bench, fresh)).flatten().tolist():
+        fresh[(element + 1) * size - 1] = 0  # the sign and most of the exponent
+    return fresh
+
+
+def is_tame(bench: Bench, data: bytearray) -> bool:
+    """Whether the bytes are numbers no larger than `LARGEST`."""
+    return not bool(_wild(bench, data).any())
+
+
+def _wild(bench: Bench, data: bytearray) -> torch.Tensor:
+    values = torch.frombuffer(data, dtype=bench.pool.dtype).float()
+    return ~(values.abs() <= LARGEST)
 
 
 def page_slots(group: Group, page: int) -> list[int]:
