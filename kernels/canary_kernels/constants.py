@@ -17,7 +17,7 @@ CHAIN_STEP_INVERSE = 0x572B5EE77A54E3BD
 """R^-1 mod 2^64."""
 
 RECORD_BYTES = 64
-"""Bytes of one slot record: token, position, prev_hash, digest, sum, generation, flags, spare (int64 each)."""
+"""Bytes of one slot record: token, position, prev_hash, digest, sum, generation, flags, prev_digest (int64 each)."""
 
 NOTE_UNCHANGED = 1
 """A slot's digest and sum are those that its record held before it was stamped."""

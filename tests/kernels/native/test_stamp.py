@@ -81,7 +81,7 @@ def test_records_are_the_oracles(lengths, scheme, backend, device, generator, ra
                     columns["sums"][item],
                     columns["generations"][item],
                     flags,
-                    0,
+                    wanted[slots[item]][3],  # what the record held as its digest before
                 ]
     stamp(
         backend,
