@@ -56,7 +56,8 @@ class FindingsFile:
         folder: where `findings.jsonl` lives; must exist.
         file_bytes: size at which the file is rotated to `findings.jsonl.1` and so on.
         files: rotated files that are kept.
-        max_open: open findings kept one by one; more are joined to the last of their engine and check.
+        max_open: open findings kept one by one, at most half of them of one engine and check, so that no flood hides
+            another check's places; more are joined to the last of their engine and check.
         now: Unix time in seconds.
     """
 
@@ -72,6 +73,7 @@ class FindingsFile:
         self._count = 0
         self._open: dict[str, Finding] = {}
         self._places: dict[tuple[str, ...], str] = {}
+        self._kinds: Counter[tuple[str, str, str]] = Counter()
         self._pending: deque[bytes] = deque()
         self._fd: int | None = None
         self._carried_bytes = 0
@@ -102,7 +104,7 @@ class FindingsFile:
 
     def open_counts(self) -> Counter[tuple[str, str, str]]:
         """Number of open findings by (engine, gpu_uuid, check)."""
-        return Counter((each.engine, each.gpu_uuid, each.check) for each in self._open.values())
+        return +self._kinds
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -131,7 +133,8 @@ class FindingsFile:
                 before, last_seen=now, count=before.count + 1, detail=detail, standing="unknown"
             )
             return self._put("seen", self._judged(again))
-        if len(self._open) >= self._max_open and (host := self._host(finding)) is not None:
+        full = len(self._open) >= self._max_open or self._kinds[_kind(finding)] >= max(1, self._max_open // 2)
+        if full and (host := self._host(finding)) is not None:
             return self._put("joined", msgspec.structs.replace(host, last_seen=now, joined=host.joined + 1), detail)
         siblings = self._siblings(finding)
         finding = msgspec.structs.replace(finding, incident=siblings[0].incident if siblings else finding.id)
@@ -144,8 +147,7 @@ class FindingsFile:
         return self._open[finding.id]
 
     def _host(self, finding: Finding) -> Finding | None:
-        key = finding.engine, finding.gpu_uuid, finding.check
-        alike = (each for each in reversed(self._open.values()) if (each.engine, each.gpu_uuid, each.check) == key)
+        alike = (each for each in reversed(self._open.values()) if _kind(each) == _kind(finding))
         return next(alike, None)
 
     def _siblings(self, finding: Finding) -> list[Finding]:
@@ -210,6 +212,7 @@ class FindingsFile:
             self._keep(finding)
         else:
             del self._open[finding.id]
+            self._kinds[_kind(finding)] -= 1
             self._places.pop(finding.place, None)
         record = _Record(
             version=_VERSION,
@@ -227,6 +230,8 @@ class FindingsFile:
         return finding
 
     def _keep(self, finding: Finding) -> None:
+        if finding.id not in self._open:
+            self._kinds[_kind(finding)] += 1
         self._open[finding.id] = finding
         self._places[finding.place] = finding.id
 
@@ -289,6 +294,10 @@ class FindingsFile:
                 record = _Record(version=_VERSION, record="kept", time=self._now(), id=finding.id, finding=finding)
                 self._write(msgspec.json.encode(record) + b"\n")
         self._carried_bytes = os.fstat(self._descriptor()).st_size
+
+
+def _kind(finding: Finding) -> tuple[str, str, str]:
+    return finding.engine, finding.gpu_uuid, finding.check
 
 
 def acknowledged(finding: Finding, ack: Ack) -> Finding:
