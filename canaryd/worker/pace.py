@@ -5,8 +5,8 @@ from __future__ import annotations
 SLICE_SECONDS = 0.00027
 """What one burst costs an engine that shares the GPU by time slices, whatever the burst's size (one H200)."""
 LAUNCH_SECONDS = 0.00012
-"""What each launch adds, as long as launches and copies come one by one from the host (same GPU, measured with
-benchmarks/engine_loss.py)."""
+"""What each launch added when launches and copies came one by one from the host (same GPU, measured with
+benchmarks/engine_loss.py). A burst is one graph now: an upper bound, until that is measured."""
 READ_BYTES_PER_SECOND = 1e12
 """Reading speed that every data centre GPU reaches; while the burst reads, the engine waits."""
 
