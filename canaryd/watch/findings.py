@@ -37,6 +37,9 @@ class Kind(StrEnum):
     UNKNOWN = "unknown"
 
 
+STORM = 4
+STORM_SECONDS = 60.0
+
 MAX_WAITING = 4096
 """Findings kept until they are taken; further ones are counted only."""
 
@@ -96,18 +99,23 @@ class FindingLog:
 
     Args:
         counters: totals to add to.
-        limit: findings per event (one end, or one judged burst).
+        limit: findings per event (one end, or one judged burst); in a storm, which is `STORM` times as many within
+            `STORM_SECONDS`, each further check of an event is one finding.
     """
 
     def __init__(self, counters: Counters, limit: int) -> None:
         self._counters = counters
         self._limit = limit
         self._left = limit
+        self._window_began = -np.inf
+        self._in_window = 0
         self._waiting: list[Finding] = []
 
-    def start(self) -> None:
+    def start(self, now: float) -> None:
         """A new event begins."""
-        self._left = self._limit
+        if now - self._window_began >= STORM_SECONDS:
+            self._window_began, self._in_window = now, 0
+        self._left = max(0, min(self._limit, STORM * self._limit - self._in_window))
 
     def take(self) -> list[Finding]:
         """Findings since the last call."""
@@ -145,6 +153,7 @@ class FindingLog:
         if single < pages.size:
             parts.append((int(starts[single]), slots.size))
         self._left = max(0, self._left - len(parts))
+        self._in_window += len(parts)
         for begin, end in parts:
             item = order[begin]
             self._emit(

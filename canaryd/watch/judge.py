@@ -69,7 +69,7 @@ class Judge:
 
     def judge(self, burst: LaunchedBurst, now: float) -> None:
         """All results of `burst`."""
-        self._log.start()
+        self._log.start(now)
         for part in burst.parts:
             group = self._groups[part.group]
             result = burst.result_of(part.group)

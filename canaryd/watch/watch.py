@@ -137,7 +137,7 @@ class Watch:
         self.counters.snapshots += 1
         self._in_gap = False
         self._resync = None
-        self._log.start()
+        self._log.start(now)
         cause = Cause(op=-1, begun_at=now, now=now, judged=False)
         try:
             # Ops of a snapshot began before everything that can still be announced.
@@ -204,7 +204,7 @@ class Watch:
             remapped=remapped,
             end=message,
         )
-        self._log.start()
+        self._log.start(now)
         self._end_rows(message, cause)
         self._end_content(message, cause)
         for sets in self._sets:

@@ -217,3 +217,22 @@ def test_a_burst_that_reads_while_a_write_lands_raises_nothing() -> None:
         bench.collect()
     assert bench.findings == []
     assert bench.watch.counters.dismissed["generation"] > 0
+
+
+def test_a_storm_becomes_a_bounded_number_of_findings_and_an_exact_count() -> None:
+    policy = Policy(max_findings_per_burst=4, max_age_live=4.0, max_age_idle=4.0)
+    bench = Bench([group_spec(num_pages=1024)], policy=policy)
+    ids = list(range(4000))
+    bench.op(opened=[opened("a", ids=ids)], writes=[writes(("a", ids, ids, ids))])
+    bench.settle()
+    bench.memories[0][:] = 0
+    found = []
+    for _ in range(250):
+        before = len(bench.findings)
+        bench.tick()
+        found.append(len(bench.findings) - before)
+    assert bench.watch.counters.mismatches["content"] == 4000
+    assert sum(finding.slot_count for finding in bench.findings) == 4000
+    assert {finding.classification for finding in bench.findings} == {"zeroed"}
+    assert found[:4] == [4] * 4
+    assert max(found[5:]) == 1
