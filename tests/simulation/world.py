@@ -21,6 +21,7 @@ from tests.simulation.features import Features
 from tests.simulation.memory import FULL, I64, Pool
 from tests.simulation.oracle import Oracle
 from tests.simulation.sender import Sender
+from tests.simulation.tables import break_a_table
 
 TURN_SECONDS = 0.0008
 STEPS = 220
@@ -191,7 +192,28 @@ class World:
             if self.rng.random() < rate:
                 self.inject()
         self._quiesce()
+        if self.daemon.attachment is not None and not self.oracle.problems:
+            self.daemon.check_books()
+        if self.features.faults and not self.oracle.problems and not self.oracle.missed():
+            self._break_a_table()
         return self._outcome()
+
+    def _break_a_table(self) -> None:
+        """The last op of the engine is faulty, and the daemon must say so; from then on nothing else is judged."""
+        if not self._caught_up():
+            return
+        seen: list[Finding] = []
+        self.daemon.on_findings = seen.extend
+        fault_class, check = break_a_table(self.engine, self.rng)
+        until = self.now + SETTINGS.max_age_live
+        while self.now < until:
+            self.turn(calm=True)
+        self.oracle.tally.injected[fault_class] += 1
+        self.oracle.tally.settled[fault_class] += 1
+        found = any(finding.check is check for finding in seen)
+        self.oracle.tally.found[fault_class] += found
+        if not found:
+            self.oracle.problems.append(f"missed: {fault_class}, found {sorted({f.check.value for f in seen})}")
 
     def _quiesce(self) -> None:
         """Disturbances cease, ops end, everything is delivered, and faults are injected into what stands still."""
@@ -221,9 +243,6 @@ class World:
         problems = [*self.oracle.problems, *self.daemon.problems]
         if not problems and self.oracle.missed():
             problems.append(f"missed: {[e.fault_class for e in self.oracle.expected.values()]}")
-        if self.daemon.attachment is not None and not problems:
-            self.daemon.check_books()
-            problems += self.daemon.problems
         tally = self.oracle.tally
         counts = self.counts + self.daemon.counts + self.sender.counts
         counts["steps"] = self.engine.steps
