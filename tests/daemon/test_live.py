@@ -199,6 +199,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced(daemon: Daemon, engine: EngineP
 
 def test_findings_outlive_a_killed_supervisor(daemon: Daemon, engine: EngineProcess, folder: Folder) -> None:
     damage(daemon, engine, settle(daemon, engine)[0])
+    wait_for("its record", lambda: daemon.metric("canaryd_findings_open", engine="tiny", check="content") == 1)
     worker = daemon.worker()["pid"]
     daemon.process.kill()
     daemon.process.wait()
