@@ -1,10 +1,10 @@
 """What the client costs the engine's thread per decode step: one begin, one final set of ROWS rows, one end.
 
 Run: `python benchmarks/client_step.py [ROWS]`. A daemon double in a process of its own drains the stream. Columns come
-as lists, numpy arrays and CPU tensors; "busy" steps follow 5 ms of Python work, "cold" ones 5 ms of sleep, which leaves
-little in the core's caches. Printed per step, in microseconds: wall time of the engine's thread (p50, p99) and of its
-three parts (p50), CPU time of the engine's thread (p50; two readings of its clock included), and the mean CPU time of
-the client's other threads.
+as lists, numpy arrays and CPU tensors; "busy" steps follow 5 ms of Python work, "slept" ones 5 ms of sleep, "cold" ones
+a pass over 64 MiB of memory, which leaves nothing of the client in the core's own caches. Printed per step, in
+microseconds: wall time of the engine's thread (p50, p99) and of its three parts (p50), CPU time of the engine's thread
+(p50; two readings of its clock included), and the mean CPU time of the client's other threads.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from canaryd.wire.framing import decode_to_daemon, encode
 from canaryd.wire.messages import Attach, Attached, GroupSpec, Identity, RegionSpec, Resync, Welcome
 from canaryd.wire.side import SideListener
 
-STEPS = 600
+STEPS = 400
 STEP_SECONDS = 0.005
+
+_MEMORY = np.zeros(8 << 20, dtype=np.int64)
 
 KINDS: dict[str, Callable[[npt.NDArray[np.int64]], Any]] = {
     "lists": lambda values: values.tolist(),
@@ -75,14 +77,15 @@ def main() -> None:
         )
         client.start()
         measure("no daemon, numpy, busy", client, count, "numpy", work)
-        measure("no daemon, numpy, cold", client, count, "numpy", rest)
+        measure("no daemon, numpy, slept", client, count, "numpy", rest)
         daemon = multiprocessing.get_context("spawn").Process(target=serve, args=(Path(directory),), daemon=True)
         daemon.start()
         while client.stats.snapshots == 0:
             time.sleep(0.01)
         for kind in KINDS:
             measure(f"{kind}, busy", client, count, kind, work)
-            measure(f"{kind}, cold", client, count, kind, rest)
+            measure(f"{kind}, slept", client, count, kind, rest)
+            measure(f"{kind}, cold", client, count, kind, thrash)
         print(f"messages dropped: {client.stats.dropped}")
         client.close()
         daemon.terminate()
@@ -105,6 +108,11 @@ def work() -> None:
 def rest() -> None:
     """Wait as long as a step."""
     time.sleep(STEP_SECONDS)
+
+
+def thrash() -> None:
+    """Fill the caches with something else."""
+    np.add(_MEMORY, 1, out=_MEMORY)
 
 
 def measure(title: str, client: Client, count: int, kind: str, between: Callable[[], None]) -> None:
