@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from canaryd.metrics.catalog import CHECKS
+from canaryd.watch.findings import Kind
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "runbook.md").read_text()
@@ -16,13 +17,12 @@ SECTIONS = {
     re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-"): body
     for title, body in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S)
 }
-CLASSES = ("bit_flip", "word", "row", "page", "zeroed", "nonfinite", "misdirected", "stale", "unknown")
 ALERTS = [
     rule["alert"].lower()
     for group in yaml.safe_load((ROOT / "configs" / "prometheus" / "alerts.yml").read_text())["groups"]
     for rule in group["rules"]
 ]
-FULL = [f"check-{check}" for check in CHECKS] + [f"class-{name}" for name in CLASSES]
+FULL = [f"check-{check}" for check in CHECKS] + [f"class-{kind.value}" for kind in Kind]
 
 
 @pytest.mark.parametrize("anchor", [*ALERTS, *FULL])
