@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from canaryd.watch.burst import I64
-from canaryd.watch.cause import MAX_POSITIONS, Cause
+from canaryd.watch.cause import Cause
 from canaryd.watch.columns import Mask, offsets_of, pages_of
 from canaryd.watch.group import Group
 from canaryd.watch.ledger import HAS_CHAIN, HAS_POSITION
@@ -116,7 +116,7 @@ class Appends:
             return None
         sizes = ends + 1
         if np.count_nonzero(table.content.capacity[rows] < sizes):
-            if int(ends.max()) > MAX_POSITIONS:
+            if int(ends.max()) > table.max_positions or not table.content.fits(rows, 2 * sizes):
                 return None
             table.content.ensure(rows, sizes)
         return told

@@ -14,10 +14,13 @@ class Arena:
 
     Args:
         fills: what unused room of each column holds.
+        limit: elements that all lists may hold together; asked by `fits`, not enforced.
     """
 
-    def __init__(self, fills: tuple[int, ...]) -> None:
+    def __init__(self, fills: tuple[int, ...], limit: int) -> None:
         self.fills = fills
+        self.limit = limit
+        self.reserved = 0
         self.data: list[I64] = [np.full(4096, fill, dtype=np.int64) for fill in fills]
         self.row_of: I64 = np.full(4096, -1, dtype=np.int64)
         self.offset: I64 = np.zeros(0, dtype=np.int64)
@@ -31,6 +34,10 @@ class Arena:
             old = getattr(self, name)
             out[: old.size] = old
             setattr(self, name, out)
+
+    def fits(self, rows: I64, sizes: I64) -> bool:
+        """Whether there may be room for `sizes[i]` elements in the list of each of `rows` [n]."""
+        return self.reserved + int(np.maximum(sizes - self.capacity[rows], 0).sum()) <= self.limit
 
     def ensure(self, rows: I64, sizes: I64) -> None:
         """Room for `sizes[i]` elements in the list of `rows[i]`; loops only over lists that must move."""
@@ -47,13 +54,14 @@ class Arena:
     def release(self, row: int) -> None:
         """Gives the room of one list back."""
         self._clear(int(self.offset[row]), int(self.capacity[row]))
+        self.reserved -= int(self.capacity[row])
         self.capacity[row] = 0
 
     def clear(self) -> None:
         """Gives all room back."""
         self._clear(0, self.used)
         self.capacity[:] = 0
-        self.used = 0
+        self.used = self.reserved = 0
 
     def _clear(self, first: int, count: int) -> None:
         for column, fill in zip(self.data, self.fills, strict=True):
@@ -69,6 +77,7 @@ class Arena:
         self._clear(first, old)
         self.offset[row] = self.used
         self.capacity[row] = capacity
+        self.reserved += capacity - old
         self.row_of[self.used : self.used + capacity] = row
         self.used += capacity
 

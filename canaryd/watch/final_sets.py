@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from canaryd.watch.burst import I64
-from canaryd.watch.cause import MAX_POSITIONS, Cause, MalformedSets, bounded, column
+from canaryd.watch.cause import Cause, MalformedSets, bounded, column
 from canaryd.watch.columns import distinct, offsets_of
 from canaryd.watch.counters import Check, Counters, Oddity, Rebless, Skip
 from canaryd.watch.findings import FindingLog
@@ -55,11 +55,14 @@ class FinalSets:
         if len(rows) >= self._max_rows:
             self._counters.oddities[Oddity.ROW_LIMIT] += 1
             return UNKNOWN_ROW
-        pages, ids = column(opened.pages), column(opened.ids)[:MAX_POSITIONS]
+        pages, ids = column(opened.pages), column(opened.ids)[: rows.max_positions]
+        length = max(0, min(opened.length, rows.max_positions))
+        if not rows.has_room(pages.size, max(ids.size, length) + 1):
+            self._counters.oddities[Oddity.ROW_LIMIT] += 1
+            return UNKNOWN_ROW
         row = rows.add(opened.row, opened.namespace, group.head(opened.namespace), cause.now)
         pages = self._known_pages(row, pages, opened.length, cause)
         rows.replace_pages(row, 0, pages)
-        length = max(0, min(opened.length, MAX_POSITIONS))
         if not group.ring and length > pages.size * group.page_size:
             length = pages.size * group.page_size
             if not group.holes_ok:
@@ -87,7 +90,11 @@ class FinalSets:
             self._counters.oddities[Oddity.UNKNOWN_ROW] += 1
             return
         # Pages that the row grew by in the same end are named by its writes, which are applied later.
-        start = max(0, min(start, MAX_POSITIONS // group.page_size if pages else int(rows.page_count[row])))
+        start = max(0, min(start, rows.max_positions // group.page_size if pages else int(rows.page_count[row])))
+        if not rows.has_room(start + len(pages) // 8, 0):
+            self._counters.oddities[Oddity.ROW_LIMIT] += 1
+            self.close_row(name)
+            return
         moved = self._known_pages(row, column(pages), int(rows.length[row]) - start * group.page_size, cause)
         before = rows.pages_of(row)[start:].copy()
         rows.replace_pages(row, start, moved)

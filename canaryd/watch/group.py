@@ -39,7 +39,7 @@ class Group:
         self.slot_bytes = slot_bytes
         self.ledger = Ledger(spec.num_pages, spec.page_size, spec.reserved, counters)
         self.copies = Copies(self.ledger)
-        self.rows = Rows(spec.num_pages, spec.page_size, spec.ring)
+        self.rows = Rows(spec.num_pages, spec.page_size, spec.ring, holes_ok=spec.holes_ok)
         self._scheme: Scheme = scheme
         self.chains = Chains(scheme, chain_key)
         self._heads: dict[int, int] = {}

@@ -107,10 +107,30 @@ class RowWrites:
                 Check.RANGE, bounded(slots[out]), rows[out], positions[out], cause=cause, detail="slot out of group"
             )
             rows, positions, tokens, slots = rows[inside], positions[inside], tokens[inside], slots[inside]
-        tracked = (positions >= 0) & (positions < MAX_POSITIONS)
+        tracked = (positions >= 0) & (positions < self._group.rows.max_positions)
         if not tracked.all():
+            out = ~tracked & (rows >= 0)
+            self._checks.fault(
+                Check.INPUT, slots[out], rows[out], positions[out], cause=cause, detail="position past any row's end"
+            )
             rows = np.where(tracked, rows, UNKNOWN_ROW)
+        rows = self._with_room(rows, positions)
         return Stretches(rows=rows, positions=positions, tokens=tokens, slots=slots, starts=segments(rows, positions))
+
+    def _with_room(self, rows: I64, positions: I64) -> I64:
+        """`rows` [n], those past the limit of what all rows may hold together as unknown."""
+        table = self._group.rows
+        known = (rows >= 0).nonzero()[0]
+        if not known.size:
+            return rows
+        order = known[np.argsort(rows[known], kind="stable")]
+        starts = changes(rows[order]).nonzero()[0]
+        own, ends = rows[order[starts]], np.maximum.reduceat(positions[order], starts) + 1
+        if table.content.fits(own, 2 * ends) and table.page_lists.fits(own, 2 * (ends // table.page_size + 1)):
+            return rows
+        short = own[(table.content.capacity[own] <= ends) | (table.page_lists.capacity[own] * table.page_size < ends)]
+        self._counters.oddities[Oddity.ROW_LIMIT] += int(short.size)
+        return np.where(np.isin(rows, short), UNKNOWN_ROW, rows)
 
     def _indices(self, names: list[str], cause: Cause) -> I64:
         index = self._group.rows.index

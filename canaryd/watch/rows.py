@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from canaryd.watch.arena import Arena
 from canaryd.watch.burst import I64
+from canaryd.watch.cause import MAX_POSITIONS
 from canaryd.watch.columns import Mask, changes, expand, offsets_of, pages_of
 
 UNKNOWN_ROW = -1
@@ -30,6 +31,10 @@ _FIELDS = (
     "changed_by",
 )
 
+_LEAST_ROOM = 1 << 22
+_SHARED = 8
+"""Rows may list this many times the group's slots together, since they share prefixes."""
+
 _MAX_GONE = 16384
 """Names of closed rows that are remembered."""
 
@@ -51,10 +56,11 @@ class Rows:
     at which a row came to list it last; `seq` is set by the caller to the number of the message that it applies.
 
     Args:
-        num_pages, page_size, ring: shape of the group.
+        num_pages, page_size, ring, holes_ok: of the group. Without holes each position of a row has a slot of its own,
+            which bounds its length (`max_positions`).
     """
 
-    def __init__(self, num_pages: int, page_size: int, ring: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, ring: int, *, holes_ok: bool = False) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.ring = ring
@@ -76,8 +82,10 @@ class Rows:
         for name in _FIELDS:
             setattr(self, name, np.zeros(0, dtype=np.int64))
         self.linked_at = np.zeros(0)
-        self.page_lists = Arena((HOLE,))
-        self.content = Arena((-1, 0))
+        slots = num_pages * page_size
+        self.max_positions = MAX_POSITIONS if ring or holes_ok else min(MAX_POSITIONS, slots)
+        self.page_lists = Arena((HOLE,), max(_LEAST_ROOM, _SHARED * num_pages))
+        self.content = Arena((-1, 0), max(_LEAST_ROOM, _SHARED * slots))
         self.holders: I64 = np.zeros(num_pages, dtype=np.int64)
         self.holder_sum: I64 = np.zeros(num_pages, dtype=np.int64)
         self.acquired: I64 = np.zeros(num_pages, dtype=np.int64)
@@ -125,6 +133,11 @@ class Rows:
         self.content.data[1][self.content.offset[row]] = head
         self.revise(row)
         return row
+
+    def has_room(self, pages: int, positions: int) -> bool:
+        """Whether one more list of `pages` pages and one of `positions` positions may be kept."""
+        lists, content = self.page_lists, self.content
+        return lists.reserved + pages <= lists.limit and content.reserved + positions <= content.limit
 
     def remove(self, name: str) -> bool:
         """Closes the row; False if it was not open."""
