@@ -33,7 +33,7 @@ nothing), with 0 otherwise, whether goals were met or not.
 """
 EPILOG = """\
 examples:
-  python -m benchmarks.gpu                       the whole table, two to three minutes
+  python -m benchmarks.gpu                       the whole table
   python -m benchmarks.gpu --only 'stamp|links'  rows whose name matches, no cold start, no neighbour
   python -m benchmarks.gpu --check               proofs only; with TRITON_INTERPRET=1 they run without a GPU
   python -m benchmarks.gpu --render run.json     keeps a run of another machine, writes the pages
