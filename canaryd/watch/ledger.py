@@ -102,7 +102,7 @@ class Ledger:
             if np.count_nonzero(replaced):
                 held = self.token[slots]
                 replaced &= (held >= 0) & (tokens >= 0) & (held != tokens)
-                flags = np.where(replaced, flags | REPLACES, flags).astype(np.uint8)
+                flags = (replaced.view(np.uint8) * np.uint8(REPLACES)) | np.asarray(flags, dtype=np.uint8)
         self.token[slots] = tokens
         self.position[slots] = positions
         self.prev_hash[slots] = prev_hash
