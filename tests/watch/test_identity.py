@@ -32,7 +32,8 @@ def test_cached_bytes_that_a_lost_write_changed_belong_to_nobody() -> None:
     assert bench.watch.counters.reblessed["gap"] == 4
 
 
-def test_a_row_without_ids_takes_no_history_from_a_doubted_slot() -> None:
+def with_doubted_page() -> Bench:
+    """Page 2 was settled as row a's; then bytes changed under an op whose end was lost."""
     bench = Bench()
     bench.op(opened=[opened("a", [2])], writes=[writes(("a", range(4), range(4), range(8, 12)))])
     bench.op(closed=["a"])
@@ -42,6 +43,11 @@ def test_a_row_without_ids_takes_no_history_from_a_doubted_slot() -> None:
     bench.seq += 1
     bench.watch.on_gap(bench.now)
     bench.send(Snapshot(open_ops=[], rows=[], cached=[pages(2)]))
+    return bench
+
+
+def test_a_row_without_ids_takes_no_history_from_a_doubted_slot() -> None:
+    bench = with_doubted_page()
     known = [90, 91, 92, 93, 94]
     bench.op(opened=[opened("b", [2], 4), opened("c", [2], 4, ids=known)])
     assert quiet(bench)
@@ -70,15 +76,7 @@ def test_a_row_without_ids_takes_no_history_from_what_its_own_end_replaces() -> 
 
 
 def test_a_copy_of_a_doubted_slot_has_no_identity() -> None:
-    bench = Bench()
-    bench.op(opened=[opened("a", [2])], writes=[writes(("a", range(4), range(4), range(8, 12)))])
-    bench.op(closed=["a"])
-    bench.settle()
-    bench.begin()
-    bench.scribble(range(8, 12))
-    bench.seq += 1
-    bench.watch.on_gap(bench.now)
-    bench.send(Snapshot(open_ops=[], rows=[], cached=[pages(2)]))
+    bench = with_doubted_page()
     known = [90, 91, 92, 93, 94]
     bench.op(opened=[opened("b", [3], 4, ids=known)], copies=[copies(range(8, 12), range(12, 16))])
     assert quiet(bench)
