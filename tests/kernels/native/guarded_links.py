@@ -98,7 +98,8 @@ def read_beyond(fence):
     )
 
 
-def main():
+def fenced_rounds(run, read_beyond):
+    """Draws and runs, the fence behind and then before each tensor; argument "beyond" proves that the fence holds."""
     backend, seed = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(1)
     rng = random.Random(seed)
@@ -114,4 +115,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    fenced_rounds(run, read_beyond)

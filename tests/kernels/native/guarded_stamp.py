@@ -6,8 +6,6 @@ passes too short a tensor, to show that it would.
 
 from __future__ import annotations
 
-import os
-import random
 import sys
 from pathlib import Path
 
@@ -24,13 +22,11 @@ from canary_kernels import (
     launch_plan_items,
     launch_stamp,
 )
-from guarded_links import wild
+from guarded_links import fenced_rounds, wild
 from test_links import draw_table
 
 from tests.kernels.contract.cases import HUGE
-from tests.kernels.contract.guarded import Fence
 
-ROUNDS = 12
 CPU = torch.device("cpu")
 
 
@@ -138,20 +134,5 @@ def read_beyond(fence):
     )
 
 
-def main():
-    backend, seed = sys.argv[1], int(sys.argv[2])
-    torch.set_num_threads(1)
-    rng = random.Random(seed)
-    for at_end in (True, False):
-        fence = Fence(at_end=at_end)
-        if sys.argv[3:] == ["beyond"]:
-            read_beyond(fence)
-        for _ in range(ROUNDS):
-            run(fence, rng, backend)
-    print(f"fenced {ROUNDS * 2} rounds")
-    sys.stdout.flush()
-    os._exit(0)  # tensors over fenced memory are gone with the process
-
-
 if __name__ == "__main__":
-    main()
+    fenced_rounds(run, read_beyond)
